@@ -1,0 +1,3 @@
+"""vla_rl: an asyncio-first actor runtime that post-trains robot policies and language agents by reinforcement."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,65 @@
+"""Faults that a supervisor, a scheduler or a user tells apart. A caller's plain mistake stays a built-in exception.
+
+Who raises what:
+    `ActorDied`, `ActorFrozen`   the runtime; the scheduler replays the episode elsewhere, the pool replaces the process
+    `RemoteError`                an application exception whose class the caller cannot name, with the remote traceback
+    `EnvError`                   an environment that breaks its contract; never retried, the run ends and says why
+    `ConfigError`                a configuration refused before anything starts
+    `GraphError`                 a graph refused when it is built, or a node that broke its declaration
+    `ConservationError`          an episode was lost or counted twice; only a bug of ours can raise it
+    `CheckpointError`            a checkpoint that is not whole, or could not be written
+"""
+
+from collections.abc import Sequence
+
+
+class VlaRlError(Exception):
+    """Base of all errors that vla_rl names."""
+
+
+class ActorDied(VlaRlError):
+    """The process or host of an actor is gone; every pending and later call on its handle raises this.
+
+    Args:
+        name: the actor's name, as given to `spawn`.
+        pid: operating-system id of the process that died, 0 where there was none (in this loop).
+        cause: `"exit code 3"`, `"SIGKILL"`, `"host unreachable for 2.0 s"`, or the error its constructor raised.
+        last_words: the last lines it wrote to stderr, oldest first.
+    """
+
+    def __init__(self, name: str, pid: int, cause: str, last_words: Sequence[str] = ()) -> None:
+        self.name, self.pid, self.cause, self.last_words = name, pid, cause, tuple(last_words)
+        words = "".join(f"\n    {line}" for line in self.last_words)
+        super().__init__(f"actor {name!r} (pid {pid}) died: {cause}" + (f"; its last words:{words}" if words else ""))
+
+
+class ActorFrozen(ActorDied):
+    """A live process did not answer before its deadline; it was killed, so that nothing of it can answer later."""
+
+
+class RemoteError(VlaRlError):
+    """An exception of an actor's own code whose class is unknown here; carries its name, text and remote traceback."""
+
+    def __init__(self, type_name: str, message: str, remote_traceback: str = "") -> None:
+        self.type_name, self.message, self.remote_traceback = type_name, message, remote_traceback
+        super().__init__(f"{type_name}: {message}")
+
+
+class EnvError(VlaRlError):
+    """An environment raised, or returned something its declared spaces do not allow."""
+
+
+class ConfigError(VlaRlError, ValueError):
+    """A configuration value that is unknown, out of range, or infeasible together with another."""
+
+
+class GraphError(VlaRlError, ValueError):
+    """A graph that cannot run, or a node that did not keep to what it declared."""
+
+
+class ConservationError(VlaRlError):
+    """dispatched = trained + filtered + dropped + in flight + buffered does not hold."""
+
+
+class CheckpointError(VlaRlError):
+    """A checkpoint that is incomplete, of another format, or could not be written."""

@@ -1,0 +1,61 @@
+"""Which episode to play: enough to play the very same one again, in any process on any host."""
+
+from typing import Any
+
+import msgspec
+
+
+class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment by name and plain values, so that a child process can build it."""
+
+    id: str
+    """A gymnasium id, such as `vla_rl/libero_goal-v0`."""
+
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments of `gymnasium.make`: numbers, strings, booleans, lists and dicts of them."""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How a policy picks its action from its distribution."""
+
+    temperature: float = 1.0
+    """The logits are divided by this; > 0."""
+
+    greedy: bool = False
+    """Take the most likely action; `temperature` still scales the log-probs that are reported."""
+
+    seed: int = 0
+    """Seed of this one decision. The same seed, weights and observation give the same action."""
+
+
+class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode to play. Two specs that differ only in `episode_id`, `member` and `policy_seed` start alike."""
+
+    episode_id: int
+    """Unique in a run, counted from 0."""
+
+    group_id: int
+    """Group of trajectories from the same task and the same start; counted from 0."""
+
+    member: int
+    """Position in the group, from 0."""
+
+    env: EnvSpec
+
+    task: str
+    """What results are reported under, such as `libero_goal/3`."""
+
+    seed: int
+    """Seed of the environment: everything random about the start and the dynamics."""
+
+    policy_seed: int
+    """Seed from which each decision's `Sampling.seed` is derived; differs between members of a group."""
+
+    options: dict[str, Any] = {}
+    """`options` of the environment's reset, such as `{"init_state_id": 7}`."""
+
+    sampling: Sampling = Sampling()
+    """How the policy acts; its seed is replaced for every decision."""
+
+    attempt: int = 0
+    """How often this episode was begun before and lost to a dead or frozen process."""

@@ -1,0 +1,119 @@
+"""The record of an episode from reset to end, chunk by chunk, and groups of them."""
+
+import enum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vla_rl.types.episode import EpisodeSpec
+from vla_rl.types.observation import Info, Observation
+
+
+class StopReason(enum.Enum):
+    """Why an episode ended. Only a `TIME_LIMIT` bootstraps: the world went on, we stopped looking."""
+
+    SUCCESS = "success"
+    TERMINATED = "terminated"
+    TIME_LIMIT = "time_limit"
+
+
+class ActionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """H future control steps of D dimensions from one policy call, and how they were chosen."""
+
+    actions: np.ndarray
+    """float32 [H, D], in the units of the environment's action space."""
+
+    tokens: np.ndarray
+    """int64 [T], what was sampled; T = H * D for one token a number, in time-major order."""
+
+    log_probs: np.ndarray
+    """float32 [T], natural log of each token's probability under the weights that acted, after temperature."""
+
+    weight_version: int
+    """Number of updates applied to the weights that acted; stamped by the engine."""
+
+
+class ChunkOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What one action chunk did to the environment."""
+
+    observation: Observation
+    """After the last executed row."""
+
+    rewards: np.ndarray
+    """float32 [N], one for each executed control step, 1 <= N <= H; N < H only where the episode ended."""
+
+    terminated: bool
+    truncated: bool
+    info: Info
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision: what the policy saw, what it answered, and the rewards of the rows that ran."""
+
+    observation: Observation
+    chunk: ActionChunk
+    rewards: np.ndarray
+    """float32 [N], 1 <= N <= H."""
+
+    @property
+    def num_executed(self) -> int:
+        """Control steps of this chunk that ran."""
+        return len(self.rewards)
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One episode. Its mask ends at the exact control step that ended it."""
+
+    episode: EpisodeSpec
+    steps: tuple[Step, ...]
+    final_observation: Observation
+    stop_reason: StopReason
+    info: Info = {}
+    """The info of the last step, plus what the agent adds."""
+
+    @property
+    def is_success(self) -> bool:
+        """True where the task was solved."""
+        return self.stop_reason is StopReason.SUCCESS
+
+    @property
+    def num_env_steps(self) -> int:
+        """Control steps that ran."""
+        return sum(step.num_executed for step in self.steps)
+
+    @property
+    def undiscounted_return(self) -> float:
+        """Sum of the environment's rewards."""
+        return float(sum(float(step.rewards.sum()) for step in self.steps))
+
+    @property
+    def oldest_version(self) -> int:
+        """Weight version of the oldest chunk; staleness is counted from it."""
+        return min(step.chunk.weight_version for step in self.steps)
+
+    @property
+    def newest_version(self) -> int:
+        """Weight version of the newest chunk."""
+        return max(step.chunk.weight_version for step in self.steps)
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Trajectories of one task and one start, in order of `episode.member`."""
+
+    group_id: int
+    trajectories: tuple[Trajectory, ...]
+    dispatch_version: int
+    """Weight version when the group was admitted; its staleness is counted from here, queues included."""
+
+    notes: dict[str, Any] = {}
+
+    @property
+    def task(self) -> str:
+        """The one task of all members."""
+        return self.trajectories[0].episode.task
+
+    @property
+    def success_rate(self) -> float:
+        """Share of the members that solved the task."""
+        return sum(trajectory.is_success for trajectory in self.trajectories) / len(self.trajectories)
