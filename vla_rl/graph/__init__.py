@@ -1,0 +1,75 @@
+"""Pipelines of coroutine nodes with declared reads and writes: checked when built, overlapped when run, traced after.
+
+Knows no reinforcement learning, no actor and no torch.
+"""
+
+from vla_rl.errors import GraphError
+from vla_rl.graph.errors import (
+    CyclicGraph,
+    DuplicateNode,
+    InvalidNode,
+    InvalidPipelineFile,
+    InvalidRun,
+    InvalidStream,
+    MissingProducer,
+    NodeFailed,
+    NotAsync,
+    SignatureMismatch,
+    TwoWriters,
+    UnknownDependency,
+    UnknownFunction,
+    UnknownNode,
+    UnknownResource,
+    WrongOutput,
+)
+from vla_rl.graph.executor import Executor, Run, RunningNode
+from vla_rl.graph.node import DROP, Node, NodeOutput, NodeRole, NodeStatus, NodeType
+from vla_rl.graph.paths import load_pipeline
+from vla_rl.graph.pipeline import Pipeline
+from vla_rl.graph.resources import Resource
+from vla_rl.graph.spans import CriticalPath, Interval, Segment, Span, Waited
+from vla_rl.graph.task_graph import Edge, TaskGraph
+from vla_rl.graph.trace import TraceWriter, write_trace
+from vla_rl.graph.update import Update
+
+__all__ = [
+    "DROP",
+    "CriticalPath",
+    "CyclicGraph",
+    "DuplicateNode",
+    "Edge",
+    "Executor",
+    "GraphError",
+    "Interval",
+    "InvalidNode",
+    "InvalidPipelineFile",
+    "InvalidRun",
+    "InvalidStream",
+    "MissingProducer",
+    "Node",
+    "NodeFailed",
+    "NodeOutput",
+    "NodeRole",
+    "NodeStatus",
+    "NodeType",
+    "NotAsync",
+    "Pipeline",
+    "Resource",
+    "Run",
+    "RunningNode",
+    "Segment",
+    "SignatureMismatch",
+    "Span",
+    "TaskGraph",
+    "TraceWriter",
+    "TwoWriters",
+    "UnknownDependency",
+    "UnknownFunction",
+    "UnknownNode",
+    "UnknownResource",
+    "Update",
+    "Waited",
+    "WrongOutput",
+    "load_pipeline",
+    "write_trace",
+]

@@ -1,0 +1,222 @@
+"""Runs a graph, update after update, each node as a coroutine.
+
+    async with executor.run(num_updates=10) as updates:
+        async for update in updates:
+            print(update.critical_path)
+
+What always holds:
+    a node of update u + 1 starts after the same node of update u has finished;
+    at most `max_in_flight` updates are in flight, the one in the loop's body among them;
+    updates arrive in order; after the `async with` nothing of the run is left, whatever the reason.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from vla_rl.graph.errors import InvalidRun, nearest
+from vla_rl.graph.node import Names, as_names
+from vla_rl.graph.plan import Plan, make_plan
+from vla_rl.graph.resources import Resource
+from vla_rl.graph.spans import Clock, Waited
+from vla_rl.graph.task_graph import TaskGraph
+from vla_rl.graph.update import Update
+from vla_rl.graph.update_run import UpdateRun
+
+
+@dataclass(frozen=True, slots=True)
+class RunningNode:
+    """A node that works, or waits for its turn, at this moment."""
+
+    node: str
+    update: int
+    status: str
+    since_s: float | None
+    """Seconds since it began to work, None while it waits."""
+
+
+class Executor:
+    """A graph and what it runs on.
+
+    Args:
+        graph: what to run.
+        resources: capacity of each named resource, or a `Resource` shared with others. There is one `device` unless
+            this says otherwise.
+        max_in_flight: updates at the same time. 1 is synchronous: an update begins when the loop asks for it. A node
+            may see values made while up to `max_in_flight - 1` earlier updates were unfinished.
+        stream_capacity: items that wait in a stream for one reader before the writer waits.
+        keep: values to show in `Update.values` beside those that no node reads.
+        clock: where times come from.
+    """
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        *,
+        resources: Mapping[str, int | Resource] | None = None,
+        max_in_flight: int = 1,
+        stream_capacity: int = 8,
+        keep: Names = (),
+        clock: Clock = time.monotonic,
+    ) -> None:
+        for name, number in (("max_in_flight", max_in_flight), ("stream_capacity", stream_capacity)):
+            if type(number) is not int or number < 1:
+                raise InvalidRun(f"{name} is {number!r}, expected a whole number >= 1")
+        self.graph, self.max_in_flight = graph, max_in_flight
+        self.resources = {
+            name: given if isinstance(given, Resource) else Resource(name, given)
+            for name, given in {"device": 1, **(resources or {})}.items()
+        }
+        self._plan = make_plan(graph, self.resources, as_names(keep))
+        self._stream_capacity, self._clock = stream_capacity, clock
+
+    def run(self, num_updates: int | None = None, *, first: int = 0, inputs: Mapping[str, Any] | None = None) -> "Run":
+        """Updates `first`, `first + 1`, ...; enter it with `async with`, then iterate.
+
+        Args:
+            num_updates: how many; None for as many as the loop asks for.
+            first: index of the first one, such as the next one after a checkpoint.
+            inputs: a value for each input of the graph but `update`; the same in every update.
+
+        Raises: `InvalidRun` where inputs are missing or unknown.
+        """
+        given, expected = inputs or {}, [name for name in self.graph.inputs if name != "update"]
+        for name in given:
+            if name not in expected:
+                raise InvalidRun(f"{name!r} is no input of graph {self.graph.id!r}{nearest(name, expected)}")
+        if missing := [name for name in expected if name not in given]:
+            raise InvalidRun(f"graph {self.graph.id!r} needs the inputs {missing}; give them by run(inputs={{...}})")
+        if num_updates is not None and num_updates < 0:
+            raise InvalidRun(f"num_updates is {num_updates}, expected >= 0, or None for no end")
+        last = None if num_updates is None else first + num_updates
+        return Run(self._plan, first, last, given, self.max_in_flight, self._stream_capacity, self._clock)
+
+
+class Run:
+    """A run of the executor, entered once. Owns every task of every update in flight.
+
+    A failure arrives as `NodeFailed` where the loop asks for the update that failed; earlier updates arrive before it,
+    later ones are cancelled. Leaving the block early cancels what is in flight and waits for its end; if one of those
+    updates had already failed, that is raised too, so that no failure goes unseen.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        first: int,
+        last: int | None,
+        inputs: Mapping[str, Any],
+        max_in_flight: int,
+        stream_capacity: int,
+        clock: Clock,
+    ) -> None:
+        self._plan, self._next, self._last, self._inputs = plan, first, last, inputs
+        self._max_in_flight, self._stream_capacity, self._clock = max_in_flight, stream_capacity, clock
+        self._in_flight: deque[UpdateRun] = deque()
+        self._remembered: deque[UpdateRun] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+        self._entered = self._closed = False
+
+    @property
+    def running(self) -> tuple[RunningNode, ...]:
+        """What works or waits for its turn now, oldest update first: for a progress display."""
+        now = self._clock()
+        return tuple(
+            RunningNode(
+                node.step.id,
+                update.index,
+                node.status.value,
+                now - node.activity.open.start if node.activity.open else None,
+            )
+            for update in self._in_flight
+            for node in update.nodes
+            if node.task is not None
+        )
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("this run was entered before; call Executor.run again for another one")
+        self._entered = True
+        self._admit()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closed = True
+        failure = next((update.failure for update in self._in_flight if update.failure is not None), None)
+        await self._stop()
+        if failure is not None and error is None:
+            raise failure
+        if failure is not None and error is not None:
+            error.add_note(f"also, {failure}")
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Update:
+        if not self._entered or self._closed:
+            raise RuntimeError("a run works inside its block: async with executor.run(...) as updates")
+        self._admit()
+        if not self._in_flight:
+            raise StopAsyncIteration
+        head = self._in_flight[0]
+        if head.result is None:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        if head.failure is not None:
+            await self._stop()
+            raise head.failure
+        assert head.result is not None
+        self._in_flight.popleft()
+        return head.result
+
+    def node_completed(self, update: UpdateRun, position: int) -> None:
+        """Let the same node of the next update go on."""
+        for later in self._in_flight:
+            if later.index == update.index + 1:
+                later.release(position, update.nodes[position].activity.last, Waited.PREVIOUS_UPDATE)
+                return
+
+    def update_failed(self, update: UpdateRun) -> None:
+        """Later updates would build on what is missing: cancel them."""
+        self._last = self._next
+        for later in reversed(self._in_flight):
+            if later.index > update.index:
+                later.stop()
+
+    def update_ended(self, update: UpdateRun) -> None:
+        """Wake the loop if it waits for this update, and cut links that no critical path needs any more."""
+        self._remembered.append(update)
+        while len(self._remembered) >= self._max_in_flight:
+            self._remembered.popleft().forget_causes()
+        if self._in_flight[0] is update and self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _admit(self) -> None:
+        """Fill the free places; only called when the loop asks, so that the update in its body counts as in flight."""
+        while (self._last is None or self._next < self._last) and len(self._in_flight) < self._max_in_flight:
+            previous = self._in_flight[-1] if self._in_flight else None
+            update = UpdateRun(self._plan, self._next, self._inputs, self, self._clock, self._stream_capacity)
+            self._in_flight.append(update)
+            self._next += 1
+            update.start(previous)
+
+    async def _stop(self) -> None:
+        """Cancel what is in flight, newest update first, and wait for the end of every task."""
+        self._last = self._next
+        for update in reversed(self._in_flight):
+            update.stop()
+        cancelled: asyncio.CancelledError | None = None
+        while tasks := [task for update in self._in_flight for task in update.tasks]:
+            try:
+                await asyncio.wait(tasks)
+            except asyncio.CancelledError as error:  # the tasks have been told; they are still waited for
+                cancelled = error
+        self._in_flight.clear()
+        if cancelled is not None:
+            raise cancelled

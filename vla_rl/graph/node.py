@@ -1,0 +1,206 @@
+"""A node: a function, the names it reads and writes, and what it needs to run.
+
+A node's function is handed values by name and returns values; it never sees the graph, the executor or a whole config.
+"""
+
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias, final
+
+from vla_rl.graph.errors import InvalidNode
+
+
+class NodeType(enum.Enum):
+    """What kind of work a node does; shown in pictures and asked for by `TaskGraph.nodes_by_type`."""
+
+    COMPUTE = "compute"
+    DATA_LOAD = "data_load"
+    ENV_INTERACT = "env_interact"
+    MODEL_INFERENCE = "model_inference"
+    MODEL_TRAIN = "model_train"
+    PUT_TO_BUFFER = "put_to_buffer"
+    GET_FROM_BUFFER = "get_from_buffer"
+    BARRIER_SYNC = "barrier_sync"
+    CUSTOM = "custom"
+
+
+class NodeRole(enum.Enum):
+    """Whose part a node plays in the algorithm; shown in pictures and asked for by `TaskGraph.nodes_by_role`."""
+
+    DEFAULT = "default"
+    ACTOR = "actor"
+    ADVANTAGE = "advantage"
+    CRITIC = "critic"
+    ROLLOUT = "rollout"
+    REFERENCE = "reference"
+    REWARD = "reward"
+    DYNAMIC_SAMPLING = "dynamic_sampling"
+
+
+class NodeStatus(enum.Enum):
+    """How far a node is in one update."""
+
+    PENDING = "pending"
+    """Waits for what it depends on."""
+
+    READY = "ready"
+    """Everything it depends on is there; it waits for a resource or for the first item of its stream."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+    SKIPPED = "skipped"
+    """Never ran, or was cancelled, because something it depends on failed or because the run was left."""
+
+
+@final
+class _Drop(enum.Enum):
+    DROP = "drop"
+
+    def __repr__(self) -> str:
+        return "DROP"
+
+
+DROP = _Drop.DROP
+"""What a streaming node returns to leave an item out. It is counted in `Span.num_dropped`."""
+
+
+@final
+class _Nothing(enum.Enum):
+    NOTHING = "nothing"
+
+
+NOTHING = _Nothing.NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutput:
+    """What a node may return instead of a bare value, to say more than the value.
+
+    Args:
+        batch: the value of the one name that the node writes.
+        values: the values of all names that it writes, where there are several.
+        metrics: numbers about this node's work, merged into `Update.metrics`; of a stream, the mean over its items.
+    """
+
+    batch: Any = NOTHING
+    values: Mapping[str, Any] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+NodeFunction: TypeAlias = Callable[..., Awaitable[Any]] | Callable[..., AsyncIterator[Any]]
+"""A coroutine function, or an async generator function whose items are a stream."""
+
+Names: TypeAlias = str | Iterable[str]
+"""One name, or several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One step of a pipeline, as declared; `Node.declare` says what each field means and takes them in short forms."""
+
+    id: str
+    func: NodeFunction | str
+    deps: tuple[str, ...] = ()
+
+    reads: Mapping[str, str] = field(default_factory=dict)
+    """From each parameter of the function to the name of the value it is handed."""
+
+    writes: tuple[str, ...] = ()
+    node_type: NodeType = NodeType.COMPUTE
+    node_role: NodeRole = NodeRole.DEFAULT
+
+    resources: Mapping[str, int] = field(default_factory=dict)
+    """Units of each named resource that one call holds."""
+
+    stream: bool = False
+    retries: int = 0
+    retry_on: tuple[type[Exception], ...] = (Exception,)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def declare(
+        cls,
+        id: str,
+        func: NodeFunction | str,
+        *,
+        deps: Names = (),
+        reads: Names | Mapping[str, str] = (),
+        writes: Names = (),
+        node_type: NodeType = NodeType.COMPUTE,
+        node_role: NodeRole = NodeRole.DEFAULT,
+        resources: Names | Mapping[str, int] = (),
+        stream: bool = False,
+        retries: int = 0,
+        retry_on: tuple[type[Exception], ...] = (Exception,),
+        config: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A node; wherever several names are expected, one may stand alone.
+
+        Args:
+            id: unique in its pipeline.
+            func: a coroutine function, an async generator function (its items are a stream), or `"module:name"`.
+            deps: nodes that must have finished first. The writers of what is read are waited for anyway.
+            reads: values handed to the function as keyword arguments; `{parameter: value}` where the names differ.
+            writes: values it gives. One: what it returns. Several: the keys of the dict, or `NodeOutput`, it returns.
+            node_type, node_role: for pictures and queries; they change nothing about how the node runs.
+            resources: held while the function runs, one unit of each; `{name: units}` for more. A stream holds them
+                while it makes an item, not while it waits.
+            stream: call the function once for each item of the one streamed value it reads, as it arrives and in that
+                order. What it returns is an item of the value it writes; `DROP` leaves the item out. Without `stream`,
+                a streamed value arrives as the list of all its items, when the last is there.
+            retries: how often a call that raised one of `retry_on` is repeated at once. An async generator is begun
+                again only while it has given no item.
+            retry_on: which exceptions are worth another try.
+            config: values of the function's remaining parameters.
+        """
+        return cls(
+            id=id,
+            func=func,
+            deps=as_names(deps),
+            reads=as_reads(reads),
+            writes=as_names(writes),
+            node_type=node_type,
+            node_role=node_role,
+            resources=as_units(resources),
+            stream=stream,
+            retries=retries,
+            retry_on=retry_on,
+            config=dict(config or {}),
+        )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise InvalidNode(f"a node's id is {self.id!r}, expected a non-empty string")
+        for kind, names in (("reads", (*self.reads, *self.reads.values())), ("writes", self.writes)):
+            for name in names:
+                if not isinstance(name, str) or not name.isidentifier():
+                    raise InvalidNode(f"node {self.id!r}: {kind} names {name!r}, expected a Python identifier")
+        if type(self.retries) is not int or self.retries < 0:
+            raise InvalidNode(f"node {self.id!r}: retries is {self.retries!r}, expected a whole number >= 0")
+        for error in self.retry_on:
+            if not (isinstance(error, type) and issubclass(error, Exception)):
+                raise InvalidNode(
+                    f"node {self.id!r}: retry_on names {error!r}, expected subclasses of Exception; "
+                    "a cancellation is never retried"
+                )
+        for name, units in self.resources.items():
+            if type(units) is not int or units < 1:
+                raise InvalidNode(f"node {self.id!r}: needs {units!r} of {name!r}, expected a whole number >= 1")
+
+
+def as_names(names: Names) -> tuple[str, ...]:
+    """A tuple of names, from one name or several."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def as_reads(reads: Names | Mapping[str, str]) -> dict[str, str]:
+    """From parameter to value name; a bare name is both."""
+    return dict(reads) if isinstance(reads, Mapping) else {name: name for name in as_names(reads)}
+
+
+def as_units(resources: Names | Mapping[str, int]) -> dict[str, int]:
+    """From resource to units; a bare name needs one."""
+    return dict(resources) if isinstance(resources, Mapping) else dict.fromkeys(as_names(resources), 1)

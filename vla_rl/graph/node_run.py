@@ -1,0 +1,172 @@
+"""One node in one update: a task that calls its function, once or for each item, and hands on what it gives."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from vla_rl.graph.functions import FunctionKind
+from vla_rl.graph.node import DROP, NodeStatus
+from vla_rl.graph.outputs import unpack_call, unpack_item
+from vla_rl.graph.plan import Step
+from vla_rl.graph.spans import Activity, Clock, Interval, Span, Waited
+from vla_rl.graph.streams import END, Channel
+
+logger = logging.getLogger("vla_rl.graph")
+
+
+class Surroundings(Protocol):
+    """What a node needs of the update it is part of."""
+
+    index: int
+    values: dict[str, Any]
+
+    def add_metrics(self, node: str, metrics: Mapping[str, float]) -> None:
+        """Merge a node's metrics into those of the update."""
+        ...
+
+
+class NodeRun:
+    """Invariants: at most one task; every call holds the node's resources; items leave in the order they came."""
+
+    __slots__ = (
+        "_attempts", "_num_dropped", "_num_items", "_update", "activity", "inbox", "items", "outboxes", "skipped",
+        "status", "step", "task", "waits",
+    )  # fmt: skip
+
+    def __init__(self, step: Step, update: Surroundings, clock: Clock) -> None:
+        self.step, self._update = step, update
+        self.status = NodeStatus.PENDING
+        self.waits = step.num_waits
+        self.skipped = False
+        self.task: asyncio.Task[None] | None = None
+        self.activity = Activity(step.id, update.index, clock)
+        self.inbox: Channel | None = None
+        self.outboxes: list[Channel] = []
+        self.items: list[Any] | None = [] if step.collects and step.kind is not FunctionKind.CALL else None
+        self._attempts = self._num_items = self._num_dropped = 0
+
+    def release(self, cause: Interval | None, waited: Waited) -> bool:
+        """One thing less to wait for; True where it was the last one."""
+        self.waits -= 1
+        self.activity.wake(cause, waited)
+        return self.waits == 0 and self.status is NodeStatus.PENDING
+
+    def start(self, on_end: "Callable[[NodeRun], None]") -> None:
+        """Begin; `on_end` is called when the task is over, whatever the reason."""
+        self.status = NodeStatus.READY
+        kind = self.step.kind
+        work = (
+            self._once() if kind is FunctionKind.CALL
+            else self._per_item() if kind is FunctionKind.PER_ITEM
+            else self._source()
+        )  # fmt: skip
+        name = f"{self.step.id}[{self._update.index}]"
+        self.task = asyncio.get_running_loop().create_task(work, name=name)
+        self.task.add_done_callback(lambda _: on_end(self))
+
+    def span(self) -> Span:
+        """What it did and when."""
+        return Span(
+            self.step.id, self._update.index, self.status, tuple(self.activity.intervals),
+            self._attempts, self._num_items, self._num_dropped,
+        )  # fmt: skip
+
+    async def _once(self) -> None:
+        result = await self._call(self._arguments())
+        values, metrics = unpack_call(self.step.id, self._update.index, self.step.writes, result)
+        self._update.values.update(values)
+        if metrics:
+            self._update.add_metrics(self.step.id, metrics)
+        self.activity.pause()
+
+    async def _per_item(self) -> None:
+        assert self.inbox is not None
+        arguments = self._arguments()
+        while (item := await self.inbox.get(self.activity)) is not END:
+            await self._emit(await self._call({**arguments, self.step.item: item}))
+            del item
+        self.activity.pause()
+
+    async def _source(self) -> None:
+        """Pass on what the generator yields; resources are held only while it makes an item."""
+        failures = 0
+        while True:
+            self._attempts += 1
+            async with aclosing(self.step.func(**self._arguments())) as generator:
+                while True:
+                    await self._hold()
+                    try:
+                        item = await anext(generator, END)
+                    except self.step.retry_on as error:
+                        failures += 1
+                        if self._num_items or self._num_dropped or failures > self.step.retries:
+                            raise
+                        self._tell_retry(failures, error)
+                        break
+                    finally:
+                        self._let_go(len(self.step.resources))
+                    if item is END:
+                        self.activity.pause()
+                        return
+                    await self._emit(item)
+                    del item
+
+    async def _call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the function, again after a failure as often as the node allows, with its resources held."""
+        step, failures = self.step, 0
+        await self._hold()
+        try:
+            while True:
+                self._attempts += 1
+                try:
+                    return await step.func(**arguments)
+                except step.retry_on as error:
+                    failures += 1
+                    if failures > step.retries:
+                        raise
+                    self._tell_retry(failures, error)
+        finally:
+            self._let_go(len(step.resources))
+
+    async def _emit(self, result: object) -> None:
+        item, metrics = unpack_item(self.step.id, self._update.index, self.step.writes, result)
+        if metrics:
+            self._update.add_metrics(self.step.id, metrics)
+        if item is DROP:
+            self._num_dropped += bool(self.step.writes)
+            return
+        self._num_items += 1
+        if self.items is not None:
+            self.items.append(item)
+        for outbox in self.outboxes:
+            await outbox.put(item, self.activity)
+
+    def _arguments(self) -> dict[str, Any]:
+        values = self._update.values
+        return {**self.step.config, **{parameter: values[name] for parameter, name in self.step.reads}}
+
+    async def _hold(self) -> None:
+        """Take the resources, in order of name; from here on the node works."""
+        for position, (resource, units) in enumerate(self.step.resources):
+            if not resource.take(units):
+                self.activity.pause()
+                try:
+                    by = await resource.wait(units, self._update.index)
+                except BaseException:
+                    self._let_go(position)
+                    raise
+                self.activity.resume(by, Waited.RESOURCE)
+        self.activity.begin()
+        self.status = NodeStatus.RUNNING
+
+    def _let_go(self, count: int) -> None:
+        for resource, units in self.step.resources[:count]:
+            resource.release(units, by=self.activity.last)
+
+    def _tell_retry(self, failures: int, error: Exception) -> None:
+        logger.warning(
+            "node %r in update %d failed, try %d of %d: %s: %s",
+            self.step.id, self._update.index, failures, self.step.retries + 1, type(error).__name__, error,
+        )  # fmt: skip

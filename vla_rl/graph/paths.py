@@ -1,0 +1,72 @@
+"""Functions and pipelines named by `"module:qualified.name"`."""
+
+import importlib
+import pkgutil
+from typing import Any
+
+from vla_rl.errors import GraphError
+from vla_rl.graph.errors import UnknownFunction, nearest
+from vla_rl.graph.pipeline import Pipeline
+from vla_rl.graph.task_graph import TaskGraph
+
+
+def resolve(path: str, context: str) -> Any:
+    """What `"module:qualified.name"` names. Raises `UnknownFunction`; an error inside the module itself passes."""
+    module_name, colon, qualified_name = path.partition(":")
+    if not (colon and module_name and qualified_name):
+        guess = ":".join(path.rsplit(".", 1)) if not colon and "." in path else "my_package.my_module:my_function"
+        raise UnknownFunction(
+            f"{context}: {path!r} is no path of a function, expected 'module:name', such as {guess!r}"
+        )
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise
+        raise UnknownFunction(
+            f"{context}: there is no module {module_name!r}{_nearest_module(module_name)} "
+            "It must be importable from where this runs."
+        ) from None
+    for part in qualified_name.split("."):
+        if not hasattr(found, part):
+            owner = getattr(found, "__name__", type(found).__name__)
+            public = [name for name in dir(found) if not name.startswith("_")]
+            raise UnknownFunction(f"{context}: {owner!r} has no {part!r}{nearest(part, public)}")
+        found = getattr(found, part)
+    return found
+
+
+def load_pipeline(path: str, *arguments: object) -> Pipeline:
+    """Call the function at `"module:function"` and give the pipeline it returns, ready to be changed and built.
+
+    Args:
+        path: of a function that returns a `Pipeline` or a `TaskGraph`.
+        arguments: handed to it, such as the run's config.
+    """
+    function = resolve(path, "custom pipeline")
+    if not callable(function):
+        raise UnknownFunction(f"custom pipeline: {path!r} is {function!r}, expected a function that returns a Pipeline")
+    made = function(*arguments)
+    if isinstance(made, TaskGraph):
+        return made.edit()
+    if isinstance(made, Pipeline):
+        return made
+    raise GraphError(f"custom pipeline: {path!r} returned {type(made).__name__}, expected a Pipeline or a TaskGraph")
+
+
+def _nearest_module(name: str) -> str:
+    """A hint from the modules beside the first part of `name` that does not exist."""
+    known: list[str] = []
+    parts = name.split(".")
+    for depth in range(len(parts)):
+        parent = ".".join(parts[:depth])
+        try:
+            path = importlib.import_module(parent).__path__ if parent else None
+        except (ImportError, AttributeError):
+            break
+        beside = [f"{parent}.{m.name}" if parent else m.name for m in pkgutil.iter_modules(path)]
+        if ".".join(parts[: depth + 1]) not in beside:
+            known = [".".join((candidate, *parts[depth + 1 :])) for candidate in beside]
+            break
+    hint = nearest(name, known)
+    return hint if hint.endswith("?") else "."

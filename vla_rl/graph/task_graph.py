@@ -1,0 +1,143 @@
+"""A checked graph: who waits for whom and why, and questions about it. Never changed after it is built."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vla_rl.graph.errors import UnknownNode, nearest
+from vla_rl.graph.node import Node, NodeRole, NodeType
+from vla_rl.graph.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`target` waits for `source`: for its end, or, along a stream, for each of its items."""
+
+    source: str
+    target: str
+
+    value: str | None
+    """The value that flows along it; None where only the order matters."""
+
+    streamed: bool = False
+
+
+class TaskGraph:
+    """What `Pipeline.build` gives: functions resolved, every mistake refused. `str(graph)` is a tree.
+
+    Attributes:
+        id, description, inputs: as in the pipeline.
+        nodes: from id to node, in topological order; each `func` is the function itself.
+        edges: every data and control edge once.
+        streamed: names of the values that are streams.
+    """
+
+    def __init__(
+        self, declared: Pipeline, nodes: Iterable[Node], edges: Iterable[Edge], streamed: Iterable[str]
+    ) -> None:
+        self._declared = declared.copy()
+        self.id, self.description, self.inputs = declared.id, declared.description, declared.inputs
+        self.nodes: Mapping[str, Node] = {node.id: node for node in nodes}
+        self.edges = tuple(edges)
+        self.streamed = frozenset(streamed)
+        self._writers = {name: node.id for node in self.nodes.values() for name in node.writes}
+        self._sources: dict[str, list[str]] = {node_id: [] for node_id in self.nodes}
+        self._targets: dict[str, list[str]] = {node_id: [] for node_id in self.nodes}
+        for edge in self.edges:
+            if edge.source not in self._sources[edge.target]:
+                self._sources[edge.target].append(edge.source)
+                self._targets[edge.source].append(edge.target)
+
+    @property
+    def topological_order(self) -> tuple[str, ...]:
+        """Ids, each after everything it depends on; among equals in the order in which they were added."""
+        return tuple(self.nodes)
+
+    @property
+    def entry_nodes(self) -> tuple[str, ...]:
+        """Nodes that depend on none."""
+        return tuple(node_id for node_id, sources in self._sources.items() if not sources)
+
+    @property
+    def exit_nodes(self) -> tuple[str, ...]:
+        """Nodes on which none depends."""
+        return tuple(node_id for node_id, targets in self._targets.items() if not targets)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Values that no node reads; what an update always keeps."""
+        read = {name for node in self.nodes.values() for name in node.reads.values()}
+        return tuple(name for name in self._writers if name not in read)
+
+    def node(self, node_id: str) -> Node:
+        """The node of this id. Raises `UnknownNode`."""
+        if node_id not in self.nodes:
+            raise UnknownNode(f"graph {self.id!r} has no node {node_id!r}{nearest(node_id, self.nodes)}")
+        return self.nodes[node_id]
+
+    def writer(self, value: str) -> str | None:
+        """The node that writes a value; None for an input of the graph or an unknown name."""
+        return self._writers.get(value)
+
+    def dependencies(self, node_id: str) -> tuple[str, ...]:
+        """Nodes that this one waits for, directly."""
+        return tuple(self._sources[self.node(node_id).id])
+
+    def dependents(self, node_id: str) -> tuple[str, ...]:
+        """Nodes that wait for this one, directly."""
+        return tuple(self._targets[self.node(node_id).id])
+
+    def upstream(self, node_id: str) -> tuple[str, ...]:
+        """Every node that this one waits for, directly or through others, in topological order."""
+        return self._reachable(node_id, self._sources)
+
+    def downstream(self, node_id: str) -> tuple[str, ...]:
+        """Every node that waits for this one, directly or through others, in topological order."""
+        return self._reachable(node_id, self._targets)
+
+    def nodes_by_type(self, node_type: NodeType) -> tuple[Node, ...]:
+        """The nodes of a type, in topological order."""
+        return tuple(node for node in self.nodes.values() if node.node_type is node_type)
+
+    def nodes_by_role(self, node_role: NodeRole) -> tuple[Node, ...]:
+        """The nodes of a role, in topological order."""
+        return tuple(node for node in self.nodes.values() if node.node_role is node_role)
+
+    def edit(self) -> Pipeline:
+        """A builder with the same nodes, to make another graph from this one."""
+        return self._declared.copy()
+
+    def mermaid(self) -> str:
+        """The graph as mermaid text, which GitHub and many editors draw."""
+        from vla_rl.graph.drawing import to_mermaid
+
+        return to_mermaid(self)
+
+    def draw(self, path: str | os.PathLike[str]) -> Path:
+        """Draw the graph into a file and say which one was written.
+
+        `.svg`, `.png` and `.pdf` need graphviz's `dot` on the PATH; without it, mermaid text goes to the same name with
+        the suffix `.mmd`, and one line in the log says so. `.mmd`, `.dot` and `.txt` (the tree) need nothing.
+        """
+        from vla_rl.graph.drawing import draw
+
+        return draw(self, Path(path))
+
+    def __str__(self) -> str:
+        from vla_rl.graph.drawing import to_tree
+
+        return to_tree(self)
+
+    def __repr__(self) -> str:
+        return f"TaskGraph({self.id!r}, {len(self.nodes)} nodes, {len(self.edges)} edges)"
+
+    def _reachable(self, node_id: str, neighbours: Mapping[str, list[str]]) -> tuple[str, ...]:
+        seen: set[str] = set()
+        stack = list(neighbours[self.node(node_id).id])
+        while stack:
+            current = stack.pop()
+            if current not in seen:
+                seen.add(current)
+                stack.extend(neighbours[current])
+        return tuple(other for other in self.nodes if other in seen)

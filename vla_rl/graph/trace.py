@@ -1,0 +1,109 @@
+"""A timeline for ui.perfetto.dev or chrome://tracing: one lane a node, one lane for the updates.
+
+The format is the trace-event array: it may be cut off anywhere after a line, so what was written before a crash opens.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from io import TextIOWrapper
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from vla_rl.graph.spans import Span
+from vla_rl.graph.task_graph import TaskGraph
+from vla_rl.graph.update import Update
+
+_UPDATES_LANE = 0
+
+
+class TraceWriter:
+    """Appends updates to a trace file, flushed after each of them. `close` makes the file whole JSON.
+
+    Args:
+        path: of the file, such as `trace.json`; written anew.
+        graph: gives the lanes their names and their order.
+        process: number that tells this trace's lanes from others when files are merged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], graph: TaskGraph, *, process: int = 1) -> None:
+        self.path = Path(path)
+        self._process = process
+        self._lanes = {node_id: lane for lane, node_id in enumerate(graph.nodes, start=_UPDATES_LANE + 1)}
+        self._resources = {node_id: sorted(node.resources) for node_id, node in graph.nodes.items()}
+        self._types = {node_id: node.node_type.value for node_id, node in graph.nodes.items()}
+        self._file: TextIOWrapper | None = self.path.open("w", encoding="utf-8")
+        self._write([self._name("process_name", _UPDATES_LANE, f"graph {graph.id}")], opening=True)
+        self._write([self._name("thread_name", _UPDATES_LANE, "updates")])
+        for node_id, lane in self._lanes.items():
+            order = {**self._name("thread_sort_index", lane, node_id), "args": {"sort_index": lane}}
+            self._write([self._name("thread_name", lane, node_id), order])
+
+    def write(self, update: Update) -> None:
+        """Append one update; whole on disk, as far as the operating system is concerned, when this returns."""
+        events = [self._update_event("b", update, update.started), self._update_event("e", update, update.ended)]
+        for span in update.spans.values():
+            events.extend(self._span_events(span))
+        self._write(events)
+
+    def close(self) -> None:
+        """Finish the file; a second call does nothing."""
+        if self._file is not None:
+            self._file.write("\n]\n")
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _span_events(self, span: Span) -> Iterable[dict[str, Any]]:
+        for interval in span.intervals:
+            end = interval.start if interval.end is None else interval.end
+            yield {
+                "name": f"{span.node} {span.update}",
+                "cat": self._types[span.node],
+                "ph": "X",
+                "ts": 1e6 * interval.start,
+                "dur": 1e6 * (end - interval.start),
+                "pid": self._process,
+                "tid": self._lanes[span.node],
+                "args": {
+                    "update": span.update,
+                    "status": span.status.value,
+                    "waited": interval.waited.value,
+                    "waited_for": interval.waited_for,
+                    "resources": self._resources[span.node],
+                },
+            }
+
+    def _update_event(self, phase: str, update: Update, when: float) -> dict[str, Any]:
+        """Begin or end of an update; as an async event, because updates overlap."""
+        path = str(update.critical_path)
+        return {
+            "name": f"update {update.index}", "cat": "update", "ph": phase, "id": update.index, "ts": 1e6 * when,
+            "pid": self._process, "tid": _UPDATES_LANE, "args": {"update": update.index, "critical path": path},
+        }  # fmt: skip
+
+    def _name(self, kind: str, lane: int, name: str) -> dict[str, Any]:
+        return {"name": kind, "ph": "M", "ts": 0, "pid": self._process, "tid": lane, "args": {"name": name}}
+
+    def _write(self, events: Iterable[dict[str, Any]], *, opening: bool = False) -> None:
+        if self._file is None:
+            raise ValueError(f"the trace {self.path} is closed; open another TraceWriter")
+        for event in events:
+            self._file.write(("[\n" if opening else ",\n") + json.dumps(event))
+        self._file.flush()
+
+
+def write_trace(path: str | os.PathLike[str], graph: TaskGraph, updates: Iterable[Update]) -> Path:
+    """Write finished updates into a trace file and give its path."""
+    with TraceWriter(path, graph) as writer:
+        for update in updates:
+            writer.write(update)
+    return writer.path

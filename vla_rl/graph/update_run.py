@@ -1,0 +1,188 @@
+"""One update in flight: starts each node when the last thing it waits for is there, and contains a failure."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from vla_rl.graph.errors import NodeFailed, WrongOutput
+from vla_rl.graph.node import NodeStatus
+from vla_rl.graph.node_run import NodeRun
+from vla_rl.graph.plan import Plan
+from vla_rl.graph.spans import Clock, Interval, Waited, critical_path
+from vla_rl.graph.streams import Channel
+from vla_rl.graph.update import Update, Values
+
+
+class Listener(Protocol):
+    """Who runs several updates and wants to hear how this one goes."""
+
+    def node_completed(self, update: "UpdateRun", position: int) -> None:
+        """The same node of the next update need not wait for this one any more."""
+        ...
+
+    def update_failed(self, update: "UpdateRun") -> None:
+        """A node failed; nodes that do not depend on it go on."""
+        ...
+
+    def update_ended(self, update: "UpdateRun") -> None:
+        """Nothing of it runs any more."""
+        ...
+
+
+class UpdateRun:
+    """Owns the tasks of its nodes. `remaining` counts the nodes that have not ended in one way or another."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        index: int,
+        inputs: Mapping[str, Any],
+        listener: Listener,
+        clock: Clock,
+        stream_capacity: int,
+    ) -> None:
+        self.index, self._plan, self._listener, self._clock = index, plan, listener, clock
+        self.values: dict[str, Any] = {**inputs, "update": index}
+        self.failure: NodeFailed | None = None
+        self.result: Update | None = None
+        self._stopping = False
+        self._num_readers = dict(plan.num_readers)
+        self._metrics: dict[str, tuple[str, float, int]] = {}
+        self._last: Interval | None = None
+        self.nodes = [NodeRun(step, self, clock) for step in plan.steps]
+        self._remaining = len(self.nodes)
+        for node in self.nodes:
+            for position in node.step.stream_readers:
+                reader = self.nodes[position]
+                reader.inbox = Channel(stream_capacity)
+                node.outboxes.append(reader.inbox)
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What runs now."""
+        return [node.task for node in self.nodes if node.task is not None]
+
+    def start(self, previous: "UpdateRun | None") -> None:
+        """Begin with the nodes that wait for nothing; the others follow by themselves."""
+        self._started = self._clock()
+        for node in self.nodes:
+            if previous is not None and previous.nodes[node.step.position].status is not NodeStatus.COMPLETED:
+                node.waits += 1
+        for node in self.nodes:
+            if node.waits == 0:
+                node.start(self._node_ended)
+
+    def release(self, position: int, cause: Interval | None, waited: Waited) -> None:
+        """One thing less for a node to wait for."""
+        node = self.nodes[position]
+        if node.release(cause, waited) and not self._stopping:
+            node.start(self._node_ended)
+
+    def stop(self) -> None:
+        """Cancel everything, last nodes first; the owner then waits for `tasks`."""
+        self._stopping = True
+        for node in reversed(self.nodes):
+            if node.task is not None:
+                node.task.cancel()
+
+    def add_metrics(self, node: str, metrics: Mapping[str, float]) -> None:
+        """Merge metrics; a key that a node reports several times (a stream) counts as their mean."""
+        for key, number in metrics.items():
+            owner, total, count = self._metrics.get(key, (node, 0.0, 0))
+            if owner != node:
+                raise WrongOutput(
+                    node, self.index, f"nodes {owner!r} and {node!r} both report the metric {key!r}; rename one of them"
+                )
+            try:
+                self._metrics[key] = (node, total + float(number), count + 1)
+            except (TypeError, ValueError) as error:
+                message = f"node {node!r} reports {number!r} as the metric {key!r}, expected a number"
+                raise WrongOutput(node, self.index, message) from error
+
+    def forget_causes(self) -> None:
+        """Cut the links to earlier updates; called when no critical path can reach back to this one."""
+        for node in self.nodes:
+            for interval in node.activity.intervals:
+                interval.forget_cause()
+
+    def _node_ended(self, node: NodeRun) -> None:
+        task, node.task = node.task, None
+        assert task is not None
+        node.activity.pause()
+        self._last = node.activity.last or self._last
+        error = asyncio.CancelledError("it was cancelled from inside") if task.cancelled() else task.exception()
+        if self._stopping or node.skipped:
+            node.status = NodeStatus.SKIPPED
+            self._note_late_error(node, None if task.cancelled() else error)
+        elif error is None:
+            node.status = NodeStatus.COMPLETED
+        else:
+            node.status = NodeStatus.FAILED
+            self._fail(node, error)
+        self._settle(node)
+        if node.status is NodeStatus.COMPLETED:
+            self._hand_on(node)
+        if self._remaining == 0:
+            self._finish()
+
+    def _hand_on(self, node: NodeRun) -> None:
+        step, last = node.step, node.activity.last
+        for position in step.releases:
+            self.release(position, last, Waited.DEPENDENCY)
+        self._listener.node_completed(self, step.position)
+
+    def _settle(self, node: NodeRun) -> None:
+        """A node is over: nobody waits for its streams any more, and it needs its values no longer."""
+        self._remaining -= 1
+        if node.items is not None and node.status is NodeStatus.COMPLETED:
+            self.values[node.step.writes[0]] = node.items
+        node.items = None
+        if node.inbox is not None:
+            node.inbox.abandon()
+        for outbox in node.outboxes:
+            outbox.close(node.activity.last)
+        for _, name in node.step.reads:
+            if name in self._num_readers:
+                self._num_readers[name] -= 1
+                if self._num_readers[name] == 0:
+                    self.values.pop(name, None)
+
+    def _fail(self, node: NodeRun, error: BaseException) -> None:
+        message = f"node {node.step.id!r} failed in update {self.index}: {type(error).__name__}: {error}"
+        if self.failure is not None:
+            self.failure.add_note(f"also, {message}")
+        elif isinstance(error, NodeFailed):
+            self.failure = error
+        else:
+            self.failure = NodeFailed(node.step.id, self.index, message)
+            self.failure.__cause__ = error
+        for position in node.step.downstream:
+            other = self.nodes[position]
+            if other.task is not None:
+                other.skipped = True
+                other.task.cancel()
+            elif other.status is NodeStatus.PENDING:
+                other.status = NodeStatus.SKIPPED
+                self._settle(other)
+        self._listener.update_failed(self)
+
+    def _note_late_error(self, node: NodeRun, error: BaseException | None) -> None:
+        if error is not None and self.failure is not None:
+            text = f"{type(error).__name__}: {error}"
+            self.failure.add_note(f"also, node {node.step.id!r} raised while it was cancelled: {text}")
+
+    def _finish(self) -> None:
+        ended = self._clock()
+        self.result = Update(
+            index=self.index,
+            values=Values({name: self.values[name] for name in self._plan.kept if name in self.values}),
+            metrics={key: total / count for key, (_, total, count) in self._metrics.items()},
+            spans={node.step.id: node.span() for node in self.nodes},
+            started=self._started,
+            ended=ended,
+            critical_path=critical_path(self.index, self._started, ended, self._last),
+        )
+        self.values.clear()
+        if self.failure is not None:
+            self.failure.report = self.result
+        self._listener.update_ended(self)

@@ -1,0 +1,187 @@
+"""From a pipeline to a graph that can run: every mistake is refused here, before anything starts."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from vla_rl.errors import GraphError
+from vla_rl.graph.errors import (
+    CyclicGraph,
+    DuplicateNode,
+    InvalidStream,
+    MissingProducer,
+    TwoWriters,
+    UnknownDependency,
+    nearest,
+)
+from vla_rl.graph.functions import FunctionKind, check_signature, kind_of
+from vla_rl.graph.node import Node
+from vla_rl.graph.paths import resolve
+from vla_rl.graph.pipeline import Pipeline
+from vla_rl.graph.task_graph import Edge, TaskGraph
+
+
+def build_graph(pipeline: Pipeline) -> TaskGraph:
+    """Check a pipeline and give its graph, nodes in topological order. Raises the first `GraphError`."""
+    if not pipeline.nodes:
+        raise GraphError(f"pipeline {pipeline.id!r} has no nodes; add one with add_node")
+    nodes = _by_id(pipeline)
+    kinds = {node.id: kind_of(node, node.func) for node in nodes.values()}
+    for node in nodes.values():
+        check_signature(node, node.func)
+    writers = _writers(pipeline, nodes)
+    streamed = {name for name, writer in writers.items() if kinds[writer] is not FunctionKind.CALL}
+    _check_reads(pipeline, nodes, writers)
+    for node in nodes.values():
+        _check_stream(node, kinds[node.id], streamed)
+    edges = _edges(nodes, writers, streamed)
+    order = _topological(nodes, edges)
+    _check_no_stream_waits_for_itself(nodes, edges)
+    return TaskGraph(pipeline, (nodes[node_id] for node_id in order), edges, streamed)
+
+
+def find_cycle(targets: Mapping[str, Iterable[str]]) -> list[str]:
+    """A path that returns to where it began, such as `["a", "b", "a"]`; empty where there is none."""
+    done: set[str] = set()
+    for root in targets:
+        path: list[str] = [root]
+        pending = [iter(targets[root])] if root not in done else []
+        while pending:
+            step = next(pending[-1], None)
+            if step is None:
+                done.add(path.pop())
+                pending.pop()
+            elif step in path:
+                return [*path[path.index(step) :], step]
+            elif step not in done:
+                path.append(step)
+                pending.append(iter(targets[step]))
+    return []
+
+
+def _by_id(pipeline: Pipeline) -> dict[str, Node]:
+    nodes: dict[str, Node] = {}
+    for node in pipeline.nodes:
+        if node.id in nodes:
+            raise DuplicateNode(
+                f"pipeline {pipeline.id!r} has two nodes {node.id!r}; give one another id, or change it by replace_node"
+            )
+        func = resolve(node.func, f"node {node.id!r}") if isinstance(node.func, str) else node.func
+        nodes[node.id] = replace(node, func=func)
+    for node in nodes.values():
+        for dep in node.deps:
+            if dep not in nodes:
+                raise UnknownDependency(
+                    f"node {node.id!r} depends on {dep!r}, which is no node of {pipeline.id!r}{nearest(dep, nodes)}"
+                )
+    return nodes
+
+
+def _writers(pipeline: Pipeline, nodes: Mapping[str, Node]) -> dict[str, str]:
+    writers: dict[str, str] = {}
+    for node in nodes.values():
+        for name in node.writes:
+            if name in pipeline.inputs:
+                raise TwoWriters(f"node {node.id!r} writes {name!r}, which is an input of {pipeline.id!r}; rename one")
+            if name in writers:
+                both = f"nodes {writers[name]!r} and {node.id!r} both write {name!r}"
+                raise TwoWriters(f"{both}; a value has one writer: rename one, or read it in between and write another")
+            writers[name] = node.id
+    return writers
+
+
+def _check_reads(pipeline: Pipeline, nodes: Mapping[str, Node], writers: Mapping[str, str]) -> None:
+    known = [*pipeline.inputs, *writers]
+    for node in nodes.values():
+        for name in node.reads.values():
+            if name not in known:
+                raise MissingProducer(
+                    f"node {node.id!r} reads {name!r}, which no node writes and which is no input{nearest(name, known)} "
+                    f"Add a node that writes it, or name it in Pipeline(inputs=...)."
+                )
+
+
+def _check_stream(node: Node, kind: FunctionKind, streamed: set[str]) -> None:
+    if kind is FunctionKind.SOURCE:
+        if len(node.writes) != 1:
+            raise InvalidStream(
+                f"node {node.id!r} is an async generator and writes {list(node.writes)}, expected exactly one name: "
+                "that of its stream"
+            )
+        if node.stream:
+            raise InvalidStream(
+                f"node {node.id!r} is stream=True, so it is called for each item and must be a coroutine function; "
+                f"{getattr(node.func, '__qualname__', node.func)} is an async generator. Return the item, or DROP"
+            )
+    elif kind is FunctionKind.PER_ITEM:
+        read = [name for name in node.reads.values() if name in streamed]
+        if len(read) != 1:
+            raise InvalidStream(
+                f"node {node.id!r} is stream=True and reads {len(read)} streams {read}, expected exactly one; values "
+                f"that are streams here: {sorted(streamed)}. Without stream=True, a stream arrives as a list"
+            )
+        if len(node.writes) > 1:
+            raise InvalidStream(f"node {node.id!r} is stream=True and writes {list(node.writes)}, expected at most one")
+
+
+def _edges(nodes: Mapping[str, Node], writers: Mapping[str, str], streamed: set[str]) -> list[Edge]:
+    """Data edges first; a `deps` on a node whose value is read anyway adds nothing, so that it cannot stop a stream."""
+    edges: list[Edge] = []
+    for node in nodes.values():
+        sources: set[str] = set()
+        for name in dict.fromkeys(node.reads.values()):
+            if name in writers:
+                edges.append(Edge(writers[name], node.id, name, streamed=node.stream and name in streamed))
+                sources.add(writers[name])
+        edges.extend(Edge(dep, node.id, None) for dep in dict.fromkeys(node.deps) if dep not in sources)
+    return edges
+
+
+def _topological(nodes: Mapping[str, Node], edges: Iterable[Edge]) -> list[str]:
+    targets: dict[str, list[str]] = {node_id: [] for node_id in nodes}
+    for edge in edges:
+        targets[edge.source].append(edge.target)
+    if cycle := find_cycle(targets):
+        raise CyclicGraph(
+            f"nodes wait for each other in a circle: {' -> '.join(cycle)}; remove one of these reads or deps"
+        )
+    waiting = dict.fromkeys(nodes, 0)
+    for edge in edges:
+        waiting[edge.target] += 1
+    order: list[str] = []
+    while len(order) < len(nodes):
+        node_id = next(node_id for node_id in waiting if waiting[node_id] == 0)
+        del waiting[node_id]
+        order.append(node_id)
+        for target in targets[node_id]:
+            waiting[target] -= 1
+    return order
+
+
+def _check_no_stream_waits_for_itself(nodes: Mapping[str, Node], edges: list[Edge]) -> None:
+    """Refuse a streaming node that starts only after the stream it reads has ended.
+
+    Streams are bounded: a writer waits while its reader is full. So the beginning of a reader must come before the end of
+    every node upstream along its stream; with that and the ordinary edges there must be no circle.
+    """
+    feeds = {edge.target: edge.source for edge in edges if edge.streamed}
+    later: dict[str, list[str]] = {f"{moment} of {node_id}": [] for node_id in nodes for moment in ("start", "end")}
+    for node_id in nodes:
+        later[f"start of {node_id}"].append(f"end of {node_id}")
+    for edge in edges:
+        if edge.streamed:
+            later[f"end of {edge.source}"].append(f"end of {edge.target}")
+        else:
+            later[f"end of {edge.source}"].append(f"start of {edge.target}")
+    for node_id in feeds:
+        source: str | None = feeds[node_id]
+        while source is not None:
+            later[f"start of {node_id}"].append(f"end of {source}")
+            source = feeds.get(source)
+    if cycle := find_cycle(later):
+        streaming = [moment.removeprefix("start of ") for moment in cycle if moment.startswith("start of ")]
+        culprit = next(node_id for node_id in streaming if node_id in feeds)
+        raise InvalidStream(
+            f"node {culprit!r} takes the items of {feeds[culprit]!r} as they come, but also waits for something that is "
+            f"ready only after that stream has ended: {' -> '.join(cycle)}. Drop stream=True (it then gets the list), or "
+            "drop that read or dep"
+        )
