@@ -1,0 +1,74 @@
+"""The source of groups: alike members, whole epochs, lost starts that come back, and cursors that resume."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+from rollout_fakes import source, starts
+
+from vla_rl.errors import ConfigError
+from vla_rl.rollout import GroupSource, SourceState
+from vla_rl.types import Sampling
+
+
+def test_members_of_a_group_start_alike_and_decide_differently() -> None:
+    plan = GroupSource(starts(3), 4, seed=7, sampling=Sampling(temperature=1.6)).next_group()
+    assert [episode.member for episode in plan.episodes] == [0, 1, 2, 3]
+    assert [episode.episode_id for episode in plan.episodes] == [0, 1, 2, 3]
+    alike = {(episode.task, episode.seed, episode.env.id, str(episode.options)) for episode in plan.episodes}
+    assert len(alike) == 1
+    assert len({episode.policy_seed for episode in plan.episodes}) == 4
+    assert all(episode.sampling.temperature == 1.6 for episode in plan.episodes)
+
+
+def test_after_n_epochs_every_start_was_given_out_n_times() -> None:
+    groups = source(count=7)
+    seen = Counter(groups.next_group().start_index for _ in range(21))
+    assert seen == dict.fromkeys(range(7), 3)
+    assert groups.epoch == 3
+
+
+def test_epochs_are_shuffled_differently_and_the_same_for_the_same_seed() -> None:
+    def two_epochs(seed: int) -> list[int]:
+        groups = source(count=20, seed=seed)
+        return [groups.next_group().start_index for _ in range(40)]
+
+    assert two_epochs(1) == two_epochs(1)
+    assert two_epochs(1) != two_epochs(2)
+    assert two_epochs(1)[:20] != two_epochs(1)[20:]
+
+
+def test_a_lost_start_comes_back_before_anything_else_and_counts_its_attempts() -> None:
+    groups = source(count=5)
+    lost = groups.next_group()
+    groups.next_group()
+    groups.give_back(lost)
+    again = groups.next_group()
+    assert (again.start_index, again.attempt, again.group_id) == (lost.start_index, 1, 2)
+    groups.give_back(again)
+    assert groups.next_group().attempt == 2
+    rest = Counter(groups.next_group().start_index for _ in range(3))
+    assert lost.start_index not in rest
+    assert groups.epoch == 1
+
+
+def test_a_restored_source_goes_on_where_it_was() -> None:
+    groups = source(count=4)
+    for _ in range(3):
+        plan = groups.next_group()
+    groups.give_back(plan)
+    saved = msgspec.json.decode(msgspec.json.encode(groups.state()), type=SourceState)
+    other = source(count=4)
+    other.restore(saved)
+    assert [other.next_group() for _ in range(10)] == [groups.next_group() for _ in range(10)]
+
+
+def test_a_cursor_of_other_starts_is_refused() -> None:
+    saved = source(count=4).state()
+    with pytest.raises(ConfigError, match="of 4 starts, this source has 5"):
+        source(count=5).restore(saved)
+
+
+def test_a_source_without_starts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="0 starts"):
+        GroupSource([], 4, 0)

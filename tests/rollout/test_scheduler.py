@@ -1,0 +1,209 @@
+"""The scheduler on a simulated clock: replacement, filters, pipelining, the wait graph and metrics."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from rollout_fakes import CountdownEnv, LatencyPool, Setup, source
+
+from vla_rl.actors.waits import current_waits
+from vla_rl.errors import ConfigError
+from vla_rl.rollout import embodied_agent
+from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.types import Env, EpisodeSpec, Policy, Trajectory
+
+
+def test_updates_are_made_of_whole_groups_within_the_staleness_bound() -> None:
+    async def main() -> None:
+        setup = Setup()
+        async with setup.opened():
+            for update in range(10):
+                groups = await setup.update()
+                assert len(groups) == 2
+                for group in groups:
+                    assert [t.episode.member for t in group.trajectories] == [0, 1, 2, 3]
+                    assert update - group.dispatch_version in (0, 1)
+        assert setup.pool.num_leased == 0
+        assert setup.pool.max_leased == 4
+
+    run_in_simulated_time(main())
+
+
+def test_a_finished_episode_is_replaced_at_once_while_others_still_play() -> None:
+    async def main() -> list[tuple[float, int]]:
+        begun: list[tuple[float, int]] = []
+        clock = asyncio.get_running_loop().time
+
+        async def agent(env: Env, policy: Policy) -> Trajectory:
+            begun.append((clock(), env.episode.episode_id))
+            await asyncio.sleep(1.0 if env.episode.episode_id == 0 else 0.25)
+            return await embodied_agent(env, policy)
+
+        setup = Setup(pool=LatencyPool(2, mean_s=0.0, max_chunks=1), agent=agent)
+        setup.engine.call_s = setup.engine.row_s = 0.0
+        async with setup.opened():
+            await setup.collect(0)
+        return begun[:6]
+
+    # Episode 0 takes 1 s in one environment; the other one plays 1, 2, 3 and 4 in the meantime, back to back.
+    begun = run_in_simulated_time(main())
+    assert begun[:5] == [(0.0, 0), (0.0, 1), (0.25, 2), (0.5, 3), (0.75, 4)]
+    assert begun[5][0] == 1.0
+
+
+def test_filtered_groups_are_refilled_without_being_asked_for() -> None:
+    async def main() -> None:
+        setup = Setup(keep=lambda group: group.group_id % 3 == 0, max_staleness=0, deterministic=True)
+        async with setup.opened() as scheduler:
+            assert [group.group_id for group in await setup.update()] == [0, 3]
+            assert [group.group_id for group in await setup.update()] == [6, 9]
+            scheduler.check_conservation()
+            ledger = scheduler.state().ledger
+        assert (ledger.trained, ledger.filtered) == (16, 24)  # 4 groups, and 1, 2, 4, 5, 7, 8
+
+    run_in_simulated_time(main())
+
+
+def test_updates_in_flight_are_filled_one_after_the_other_and_never_beyond_the_bound() -> None:
+    async def main() -> None:
+        setup = Setup(max_staleness=2)
+        async with setup.opened() as scheduler, asyncio.TaskGroup() as tasks:
+            collecting = [tasks.create_task(setup.collect(update)) for update in range(4)]
+            groups = [await collecting[update] for update in range(3)]
+            await asyncio.sleep(100)
+            assert not collecting[3].done()
+            assert setup.pool.num_leased == 0  # 3 updates are waiting to be trained: nothing more is played
+            assert scheduler.state().groups[0].dispatch_version == 0
+            setup.engine.weight_version = 1
+            scheduler.trained(groups[0], 1)
+            assert {group.dispatch_version for group in await collecting[3]} == {1}
+
+    run_in_simulated_time(main())
+
+
+def test_asking_again_for_a_broken_off_update_gives_the_same_groups_and_then_the_rest() -> None:
+    async def main() -> None:
+        setup = Setup()
+        async with setup.opened() as scheduler:
+            iteration = scheduler.groups_for_update(0)
+            first = await anext(iteration)
+            await iteration.aclose()
+            again = await setup.collect(0)
+            assert again[0] is first
+            assert len({group.group_id for group in again}) == 2
+
+    run_in_simulated_time(main())
+
+
+def test_groups_that_were_not_handed_over_cannot_be_trained() -> None:
+    async def main() -> None:
+        setup = Setup()
+        async with setup.opened() as scheduler:
+            groups = await setup.collect(0)
+            with pytest.raises(ValueError, match="expected version 1"):
+                scheduler.trained(groups[:1], 1)
+            with pytest.raises(ValueError, match="expected version 1"):
+                scheduler.trained(groups, 2)
+            with pytest.raises(ValueError, match="engine serves version 0, expected 1: publish"):
+                scheduler.trained(groups, 1)
+            setup.engine.weight_version = 1
+            scheduler.trained(groups, 1)
+            with pytest.raises(ValueError, match="update 0 was trained already"):
+                await setup.collect(0)
+
+    run_in_simulated_time(main())
+
+
+def test_the_wait_graph_says_which_episodes_an_update_waits_for() -> None:
+    async def main() -> None:
+        setup = Setup()
+        async with setup.opened() as scheduler, asyncio.TaskGroup() as tasks:
+            collecting = tasks.create_task(setup.collect(0))
+            await asyncio.sleep(0.001)
+            lines = {f"{wait.who} waits for {wait.on}" for wait in current_waits()}
+            expected = "2 of 2 groups, the oldest of 1 being played is group 0: episodes 0, 1, 2, 3"
+            assert f"update 0 waits for {expected}" in lines
+            assert scheduler.waiting_for() == expected
+            await collecting
+        assert current_waits() == []
+
+    run_in_simulated_time(main())
+
+
+def test_metrics_count_what_happened_since_the_last_call() -> None:
+    async def main() -> None:
+        setup = Setup(max_staleness=0)
+        async with setup.opened() as scheduler:
+            began = asyncio.get_running_loop().time()
+            groups = await setup.update() + await setup.update()
+            seconds = asyncio.get_running_loop().time() - began
+            metrics = scheduler.metrics()
+            assert metrics["rollout/episodes_per_s"] == pytest.approx(16 / seconds)
+            steps = sum(t.num_env_steps for g in groups for t in g.trajectories)
+            assert metrics["rollout/env_steps_per_s"] == pytest.approx(steps / seconds)
+            solved = sum(t.is_success for g in groups for t in g.trajectories)
+            assert metrics["rollout/success_rate"] == solved / 16
+            assert metrics["rollout/staleness/share_0"] == 1.0
+            busy = setup.engine.batcher.stats().busy_share
+            assert metrics["rollout/policy_busy_share"] == pytest.approx(busy, abs=0.01)
+            assert "rollout/success_rate" not in scheduler.metrics()
+
+    run_in_simulated_time(main())
+
+
+def test_infeasible_settings_are_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="12 environments could never play"):
+        Setup(pool=LatencyPool(20), max_staleness=0)
+
+
+def test_an_engine_with_older_weights_than_the_checkpoint_is_refused() -> None:
+    async def main() -> None:
+        setup = Setup()
+        async with setup.opened():
+            await setup.update()
+        fresh = Setup()
+        fresh.scheduler.restore(setup.scheduler.state())
+        async with fresh.opened():
+            pass
+
+    with pytest.raises(ConfigError, match="serves weight version 0, the scheduler goes on at 1"):
+        run_in_simulated_time(main())
+
+
+async def test_the_scheduler_runs_on_a_plain_loop_in_real_time() -> None:
+    setup = Setup(pool=LatencyPool(4, mean_s=0.0005))
+    setup.engine.call_s = 0.0005
+    async with asyncio.timeout(30), setup.engine.batcher, setup.scheduler:
+        for _ in range(3):
+            await setup.update()
+    assert setup.scheduler.version == 3
+
+
+def test_simulated_time_says_when_nothing_will_ever_happen() -> None:
+    async def main() -> None:
+        await asyncio.sleep(5)
+        await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match=r"at 5.000 s of simulated time every task waits"):
+        run_in_simulated_time(main())
+
+
+def test_every_episode_is_leased_for_its_own_spec() -> None:
+    seen: list[EpisodeSpec] = []
+
+    class NotingPool(LatencyPool):
+        @asynccontextmanager
+        async def lease(self, episode: EpisodeSpec) -> AsyncIterator[CountdownEnv]:
+            seen.append(episode)
+            async with super().lease(episode) as env:
+                yield env
+
+    async def main() -> None:
+        setup = Setup(pool=NotingPool(4))
+        async with setup.opened():
+            await setup.update()
+
+    run_in_simulated_time(main())
+    groups = source()
+    assert seen[:8] == [*groups.next_group().episodes, *groups.next_group().episodes]

@@ -1,0 +1,44 @@
+"""Rollout: episodes as coroutines, groups as they complete, as far ahead of the learner as staleness allows. No torch.
+
+agents        `async def agent(env, policy) -> Trajectory`, and the embodied one
+batching      `DynamicBatcher`: batches of whoever waits, for engines
+groups        where groups come from: an endless, shuffled, resumable source of starts
+staleness     when a group may begin and which one an update takes: one plain object
+scheduler     `EpisodeScheduler`: plays, replays, filters, hands over and accounts for every episode
+"""
+
+from vla_rl.rollout.agents import embodied_agent, owned_chunk, owned_copy, stop_reason
+from vla_rl.rollout.batching import BatchStats, DynamicBatcher
+from vla_rl.rollout.config import SchedulerConfig
+from vla_rl.rollout.groups import GroupPlan, GroupSource, SourceState, TaskStart
+from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
+from vla_rl.rollout.outstanding import GroupState
+from vla_rl.rollout.playing import EpisodeLost, play_episode
+from vla_rl.rollout.policies import DecisionGauge, EpisodePolicy, PolicyEngine
+from vla_rl.rollout.scheduler import EpisodeScheduler, SchedulerState
+from vla_rl.rollout.staleness import StalenessPolicy
+
+__all__ = [
+    "BatchStats",
+    "DecisionGauge",
+    "DynamicBatcher",
+    "EpisodeLedger",
+    "EpisodeLost",
+    "EpisodePolicy",
+    "EpisodeScheduler",
+    "GroupPlan",
+    "GroupSource",
+    "GroupState",
+    "LedgerState",
+    "PolicyEngine",
+    "SchedulerConfig",
+    "SchedulerState",
+    "SourceState",
+    "StalenessPolicy",
+    "TaskStart",
+    "embodied_agent",
+    "owned_chunk",
+    "owned_copy",
+    "play_episode",
+    "stop_reason",
+]

@@ -1,0 +1,69 @@
+"""Agents: how one episode is played. `async def agent(env, policy) -> Trajectory` is the whole custom-agent API.
+
+An agent is handed one environment, leased for one episode, and a policy bound to that episode. It may call several
+policies, think between steps, or drive the environment row by row; what it returns is the record to train on.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from vla_rl.types import ActionChunk, Env, Info, Observation, Policy, Step, StopReason, Trajectory
+
+
+async def embodied_agent(env: Env, policy: Policy) -> Trajectory:
+    """Look, choose an action chunk, run it open loop, and look again, until the episode ends.
+
+    Observations may be views into memory that the next step overwrites, so each is copied once, before the policy sees it:
+    the trajectory owns all its arrays, and nothing of the environment's is held while it moves.
+    """
+    observation, _ = await env.reset()
+    steps: list[Step] = []
+    while True:
+        seen: Observation = owned_copy(observation)
+        chunk = await policy.act(seen)
+        outcome = await env.step_chunk(chunk.actions)
+        steps.append(Step(observation=seen, chunk=owned_chunk(chunk), rewards=np.array(outcome.rewards)))
+        if outcome.terminated or outcome.truncated:
+            return Trajectory(
+                episode=env.episode,
+                steps=tuple(steps),
+                final_observation=owned_copy(outcome.observation),
+                stop_reason=stop_reason(outcome.terminated, outcome.info),
+                info=owned_copy(outcome.info),
+            )
+        observation = outcome.observation
+
+
+def stop_reason(terminated: bool, info: Info) -> StopReason:
+    """Why an episode that has ended did so.
+
+    `SUCCESS` where `info["is_success"]` says so, however the episode ended; otherwise `TERMINATED` where the task itself
+    ended it, and `TIME_LIMIT` where we did. A task that ends without the key `is_success` is not taken for solved.
+    """
+    if info.get("is_success", False):
+        return StopReason.SUCCESS
+    return StopReason.TERMINATED if terminated else StopReason.TIME_LIMIT
+
+
+def owned_copy(value: Any) -> Any:
+    """`value` with every array in it copied; dicts, lists and tuples are rebuilt around them, the rest is shared."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: owned_copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [owned_copy(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(owned_copy(item) for item in value)
+    return value
+
+
+def owned_chunk(chunk: ActionChunk) -> ActionChunk:
+    """`chunk` with arrays of its own, so that keeping one row does not keep the whole batch it was computed in."""
+    return ActionChunk(
+        actions=np.array(chunk.actions),
+        tokens=np.array(chunk.tokens),
+        log_probs=np.array(chunk.log_probs),
+        weight_version=chunk.weight_version,
+    )

@@ -1,0 +1,217 @@
+"""Dynamic batching: one batch at a time, made of whoever waits when the runner is free.
+
+`DynamicBatcher` stands between many coroutines that each have one request and one function that answers whole batches.
+It waits for nobody: as soon as the runner is free it takes what is there. What always holds:
+
+    - requests are taken in the order in which they came, at most `max_batch` at a time, one batch at a time;
+    - a waiter that was cancelled before its batch began is not in it;
+    - an exception of `run_batch` reaches the waiters of that batch, all of them and nobody else.
+"""
+
+import asyncio
+import bisect
+import itertools
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import msgspec
+
+from vla_rl.rollout.owned_tasks import leave
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+WAIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Upper bounds of the wait-time histogram's buckets; the last bucket is open."""
+
+
+class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batcher did since it was opened."""
+
+    num_batches: int
+    num_requests: int
+    busy_share: float
+    """Share of the time during which a batch was being run."""
+
+    num_queued: int
+    """Requests that wait for a batch now."""
+
+    batch_sizes: dict[int, int]
+    """How many batches had each size."""
+
+    waits: tuple[int, ...]
+    """Requests by time from arrival to the start of their batch; one bucket for each of `WAIT_BOUNDS_S`, and one beyond."""
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Requests per batch; 0 before the first."""
+        return self.num_requests / self.num_batches if self.num_batches else 0.0
+
+
+class _Waiter(Generic[Request, Response]):
+    __slots__ = ("answer", "arrived_at", "request")
+
+    def __init__(self, request: Request, answer: asyncio.Future[Response], arrived_at: float) -> None:
+        self.request, self.answer, self.arrived_at = request, answer, arrived_at
+
+
+class DynamicBatcher(Generic[Request, Response]):
+    """Answers single requests by running batches of whoever waits; owned by `async with`.
+
+    Args:
+        run_batch: answers a list of requests with as many responses, in the same order. Never run twice at once.
+        max_batch: most requests in a batch.
+        max_wait_s: how long a free runner waits for a fuller batch, counted from the arrival of the oldest request. With 0
+            it fires as soon as it is free, which costs nothing when there are two episodes per row of a batch.
+        max_queue: most requests that wait for a batch; further callers wait for room before they queue, in order.
+        deterministic: batches of exactly one, so that no answer depends on who happened to wait beside it.
+        name: name of the runner's task.
+    """
+
+    def __init__(
+        self,
+        run_batch: Callable[[list[Request]], Awaitable[list[Response]]],
+        *,
+        max_batch: int,
+        max_wait_s: float = 0.0,
+        max_queue: int = 1024,
+        deterministic: bool = False,
+        name: str = "policy",
+    ) -> None:
+        if max_batch < 1 or max_queue < 1 or max_wait_s < 0:
+            raise ValueError(
+                f"max_batch is {max_batch}, max_queue {max_queue}, max_wait_s {max_wait_s}; expected >= 1, >= 1 and >= 0"
+            )
+        self._run_batch, self._name = run_batch, name
+        self._max_batch = 1 if deterministic else max_batch
+        self._max_wait_s = 0.0 if deterministic else max_wait_s
+        self._queue: dict[int, _Waiter[Request, Response]] = {}
+        self._tickets = itertools.count()
+        self._room = asyncio.Semaphore(max_queue)
+        self._arrived = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._opened_at = self._busy_s = 0.0
+        self._running_since: float | None = None
+        self._batch_sizes: dict[int, int] = {}
+        self._waits = [0] * (len(WAIT_BOUNDS_S) + 1)
+
+    async def __aenter__(self) -> Self:
+        if self._tasks is not None:
+            raise RuntimeError(f"batcher {self._name!r} is already open; make a new one for another use")
+        self._loop = asyncio.get_running_loop()
+        self._opened_at = self._loop.time()
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._runner = self._tasks.create_task(self._run(), name=f"batches of {self._name}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop running batches; whoever still waits gets a `RuntimeError`."""
+        assert self._tasks is not None
+        assert self._runner is not None
+        self._runner.cancel()
+        try:
+            await leave(self._tasks, kind, error, traceback)
+        finally:
+            self._runner = None
+            for waiter in self._queue.values():
+                if not waiter.answer.done():
+                    waiter.answer.set_exception(self._closed())
+
+    async def submit(self, request: Request) -> Response:
+        """The response to `request`, once a batch has answered it. Waits while the queue is full.
+
+        Raises: whatever `run_batch` raised for the batch this request was in; RuntimeError if the batcher is not open.
+        """
+        await self._room.acquire()
+        if self._runner is None:
+            self._room.release()
+            raise self._closed()
+        ticket = next(self._tickets)
+        answer: asyncio.Future[Response] = self._loop.create_future()
+        self._queue[ticket] = _Waiter(request, answer, self._loop.time())
+        self._arrived.set()
+        try:
+            return await answer
+        finally:
+            if self._queue.pop(ticket, None) is not None:  # cancelled, or closed, before its batch began
+                self._room.release()
+
+    def stats(self) -> BatchStats:
+        """Counts since the batcher was opened."""
+        now = self._loop.time() if self._tasks is not None else 0.0
+        busy_s = self._busy_s + (now - self._running_since if self._running_since is not None else 0.0)
+        return BatchStats(
+            num_batches=sum(self._batch_sizes.values()),
+            num_requests=sum(size * count for size, count in self._batch_sizes.items()),
+            busy_share=busy_s / (now - self._opened_at) if now > self._opened_at else 0.0,
+            num_queued=len(self._queue),
+            batch_sizes=dict(sorted(self._batch_sizes.items())),
+            waits=tuple(self._waits),
+        )
+
+    def _closed(self) -> RuntimeError:
+        return RuntimeError(f"batcher {self._name!r} is not open; submit inside its `async with` block")
+
+    async def _run(self) -> None:
+        while True:
+            await self._arrived.wait()
+            if self._max_wait_s > 0:
+                await self._wait_for_a_fuller_batch()
+            batch = self._take()
+            if batch:
+                await self._answer(batch)
+
+    async def _wait_for_a_fuller_batch(self) -> None:
+        oldest = next(iter(self._queue.values()), None)
+        if oldest is None:
+            return
+        try:
+            async with asyncio.timeout_at(oldest.arrived_at + self._max_wait_s):
+                while len(self._queue) < self._max_batch:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            return
+
+    def _take(self) -> list[_Waiter[Request, Response]]:
+        """Take the next batch from the queue, leaving out who was cancelled since."""
+        now = self._loop.time()
+        batch: list[_Waiter[Request, Response]] = []
+        while self._queue and len(batch) < self._max_batch:
+            waiter = self._queue.pop(next(iter(self._queue)))
+            self._room.release()
+            if not waiter.answer.done():
+                batch.append(waiter)
+                self._waits[bisect.bisect_left(WAIT_BOUNDS_S, now - waiter.arrived_at)] += 1
+        if not self._queue:
+            self._arrived.clear()
+        return batch
+
+    async def _answer(self, batch: list[_Waiter[Request, Response]]) -> None:
+        self._batch_sizes[len(batch)] = self._batch_sizes.get(len(batch), 0) + 1
+        self._running_since = self._loop.time()
+        try:
+            responses = await self._run_batch([waiter.request for waiter in batch])
+            if len(responses) != len(batch):
+                raise ValueError(
+                    f"run_batch gave {len(responses)} responses to {len(batch)} requests, expected one each"
+                )
+        except Exception as error:
+            for waiter in batch:
+                if not waiter.answer.done():
+                    waiter.answer.set_exception(error)
+        else:
+            for waiter, response in zip(batch, responses, strict=True):
+                if not waiter.answer.done():
+                    waiter.answer.set_result(response)
+        finally:
+            self._busy_s += self._loop.time() - self._running_since
+            self._running_since = None
+            for waiter in batch:
+                if not waiter.answer.done():
+                    waiter.answer.set_exception(self._closed())

@@ -1,0 +1,158 @@
+"""Where groups come from: the data set of starts, shuffled anew each epoch, without end, resumable at any point.
+
+A start is one task and one initial state; a group plays it `group_size` times, alike in everything but the policy's seeds.
+What always holds: after N epochs every start was given out N times; one that was lost comes back before anything else, with
+its attempt count; two sources of the same starts and seed give the same groups, and a restored one goes on where it was.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from vla_rl.errors import ConfigError
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+
+
+class TaskStart(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to begin: an environment, what its results are reported under, and its initial state."""
+
+    env: EnvSpec
+
+    task: str
+    """What results are reported under, such as `libero_goal/3`."""
+
+    seed: int = 0
+    """Seed of the environment."""
+
+    options: dict[str, Any] = {}
+    """`options` of the environment's reset, such as `{"init_state_id": 7}`."""
+
+
+class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A group to be played: its episodes, and where in the data set it came from."""
+
+    group_id: int
+    start_index: int
+    """Position of the start in the source's `starts`."""
+
+    attempt: int
+    """How often this start was given out before, in this epoch, and lost."""
+
+    episodes: tuple[EpisodeSpec, ...]
+    """In order of `member`."""
+
+
+class ReturnedStart(msgspec.Struct, frozen=True, array_like=True):
+    """A start that was lost and waits to be given out again, as attempt number `attempt`."""
+
+    start_index: int
+    attempt: int
+
+
+class SourceState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a `GroupSource` stands."""
+
+    num_starts: int
+    epoch: int
+    position: int
+    """Starts already given out in this epoch."""
+
+    next_group_id: int
+    returned: tuple[ReturnedStart, ...] = ()
+
+
+class GroupSource:
+    """Gives out groups of episodes, one shuffled pass over the starts after the other.
+
+    Args:
+        starts: the data set.
+        group_size: episodes in a group.
+        seed: of the shuffles and of the policy's decisions.
+        sampling: how the policy acts in these episodes.
+    """
+
+    def __init__(
+        self, starts: Sequence[TaskStart], group_size: int, seed: int, *, sampling: Sampling | None = None
+    ) -> None:
+        if not starts or group_size < 1:
+            raise ConfigError(
+                f"{len(starts)} starts in groups of {group_size}: expected at least one start, groups of >= 1"
+            )
+        self._starts, self._group_size, self._seed = tuple(starts), group_size, seed
+        self._sampling = sampling if sampling is not None else Sampling()
+        self._returned: deque[ReturnedStart] = deque()
+        self._next_group_id = self._position = self._epoch = 0
+        self._order = self._shuffled(0)
+
+    @property
+    def group_size(self) -> int:
+        """Episodes in a group."""
+        return self._group_size
+
+    @property
+    def epoch(self) -> int:
+        """Complete passes over the starts so far."""
+        return self._epoch
+
+    def next_group(self) -> GroupPlan:
+        """The next group; a returned start first, then the next one of the epoch."""
+        if self._returned:
+            again = self._returned.popleft()
+            start_index, attempt = again.start_index, again.attempt
+        else:
+            start_index, attempt = self._order[self._position], 0
+            self._position += 1
+            if self._position == len(self._order):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._shuffled(self._epoch)
+        group_id = self._next_group_id
+        self._next_group_id += 1
+        episodes = tuple(self._episode(start_index, group_id, member) for member in range(self._group_size))
+        return GroupPlan(group_id=group_id, start_index=start_index, attempt=attempt, episodes=episodes)
+
+    def give_back(self, plan: GroupPlan) -> None:
+        """Take back the start of a group that was lost untrained; it is given out again with one attempt more."""
+        self._returned.append(ReturnedStart(plan.start_index, plan.attempt + 1))
+
+    def state(self) -> SourceState:
+        """Where the source stands; `restore` it into a source of the same starts, group size and seed."""
+        return SourceState(
+            num_starts=len(self._starts),
+            epoch=self._epoch,
+            position=self._position,
+            next_group_id=self._next_group_id,
+            returned=tuple(self._returned),
+        )
+
+    def restore(self, state: SourceState) -> None:
+        """Go on where `state` was taken. Raises: ConfigError if it is of another number of starts."""
+        if state.num_starts != len(self._starts):
+            raise ConfigError(
+                f"the saved data cursor is of {state.num_starts} starts, this source has {len(self._starts)}; "
+                "resume with the same tasks and initial states, or begin a new run"
+            )
+        self._epoch, self._position, self._next_group_id = state.epoch, state.position, state.next_group_id
+        self._returned = deque(state.returned)
+        self._order = self._shuffled(state.epoch)
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(len(self._starts)))
+        random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
+        return order
+
+    def _episode(self, start_index: int, group_id: int, member: int) -> EpisodeSpec:
+        start = self._starts[start_index]
+        return EpisodeSpec(
+            episode_id=group_id * self._group_size + member,
+            group_id=group_id,
+            member=member,
+            env=start.env,
+            task=start.task,
+            seed=start.seed,
+            policy_seed=derive_seed(self._seed, "policy", group_id, member),
+            options=start.options,
+            sampling=self._sampling,
+        )

@@ -1,0 +1,73 @@
+"""Conservation, in episodes: dispatched = trained + filtered + dropped (by cause) + in flight + buffered.
+
+The ledger keeps the flows; what is in flight and buffered is counted by whoever holds it, at the moment of the check, so
+that an episode lost or held twice shows up instead of being booked away.
+"""
+
+import msgspec
+
+from vla_rl.errors import ConservationError
+
+
+class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
+    """All flows since the run began, in episodes."""
+
+    dispatched: int = 0
+    trained: int = 0
+    filtered: int = 0
+    dropped: dict[str, int] = {}
+
+
+class EpisodeLedger:
+    """Books every episode once when it is dispatched and once when it leaves."""
+
+    def __init__(self, state: LedgerState | None = None) -> None:
+        state = state if state is not None else LedgerState()
+        self.num_dispatched, self.num_trained, self.num_filtered = state.dispatched, state.trained, state.filtered
+        self.dropped: dict[str, int] = dict(state.dropped)
+
+    def dispatch(self, num_episodes: int) -> None:
+        """Episodes of a group that was admitted; replays of a lost episode are the same episode."""
+        self.num_dispatched += num_episodes
+
+    def train(self, num_episodes: int) -> None:
+        """Episodes that an update was made of."""
+        self.num_trained += num_episodes
+
+    def filter(self, num_episodes: int) -> None:
+        """Episodes of a group that was played and not kept."""
+        self.num_filtered += num_episodes
+
+    def drop(self, num_episodes: int, cause: str) -> None:
+        """Episodes that were given up, such as `"stale"`."""
+        self.dropped[cause] = self.dropped.get(cause, 0) + num_episodes
+
+    def check(self, *, in_flight: int, buffered: int) -> None:
+        """Compare what was dispatched with where it is now. Raises: ConservationError, with the table."""
+        accounted = self.num_trained + self.num_filtered + sum(self.dropped.values()) + in_flight + buffered
+        if accounted != self.num_dispatched:
+            raise ConservationError(
+                f"{self.num_dispatched} episodes were dispatched, {accounted} are accounted for:\n"
+                + self.table(in_flight=in_flight, buffered=buffered)
+            )
+
+    def table(self, *, in_flight: int, buffered: int) -> str:
+        """Where the dispatched episodes are, one line each."""
+        rows = {
+            "dispatched": self.num_dispatched,
+            "trained": self.num_trained,
+            "filtered": self.num_filtered,
+            **{f"dropped ({cause})": count for cause, count in sorted(self.dropped.items())},
+            "in flight": in_flight,
+            "buffered": buffered,
+        }
+        return "\n".join(f"    {name:<24}{count:>10}" for name, count in rows.items())
+
+    def state(self) -> LedgerState:
+        """All flows so far."""
+        return LedgerState(
+            dispatched=self.num_dispatched,
+            trained=self.num_trained,
+            filtered=self.num_filtered,
+            dropped=dict(self.dropped),
+        )

@@ -1,0 +1,71 @@
+"""What a scheduler reports: rates since the last report, and totals since the run began."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from vla_rl.rollout.policies import DecisionGauge
+from vla_rl.types import Group, Trajectory
+
+
+class RolloutMeter:
+    """Counts what happens to episodes and groups; `report` turns it into metrics."""
+
+    def __init__(self) -> None:
+        self.gauge = DecisionGauge()
+        self.staleness: Counter[int] = Counter()
+        """Trained groups by staleness, in updates, since the run began."""
+
+        self.replays: Counter[str] = Counter()
+        """Attempts lost to dead, frozen or too slow processes, by kind, since the run began."""
+
+        self._counts: Counter[str] = Counter()
+        self._window: Counter[str] = Counter()
+        self._window_staleness: Counter[int] = Counter()
+        self._since = self._asked_s = 0.0
+
+    def start(self, now: float) -> None:
+        """Rates are counted from now."""
+        self._since, self._asked_s = now, self.gauge.asked_s(now)
+
+    def episode(self, trajectory: Trajectory) -> None:
+        """An episode was played to its end."""
+        self._counts["episodes"] += 1
+        self._counts["successes"] += trajectory.is_success
+        self._counts["env_steps"] += trajectory.num_env_steps
+
+    def group(self, *, kept: bool) -> None:
+        """A group was complete, and kept or filtered."""
+        self._counts["groups_kept" if kept else "groups_filtered"] += 1
+
+    def lost(self, kind: str) -> None:
+        """An attempt at an episode was lost."""
+        self.replays[kind] += 1
+
+    def trained(self, group: Group, version: int) -> None:
+        """A group was trained by the update that `version` went into."""
+        self.staleness[version - group.dispatch_version] += 1
+        self._window_staleness[version - group.dispatch_version] += 1
+
+    def report(self, now: float, depths: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, float]:
+        """Metrics since the last report; `depths` are queue lengths now, `dropped` the ledger's drops by cause."""
+        seconds = max(now - self._since, 1e-9)
+        self._counts["decisions"] = self.gauge.num_decisions
+        new = self._counts - self._window
+        asked_s = self.gauge.asked_s(now)
+        groups = new["groups_kept"] + new["groups_filtered"]
+        metrics = {f"{name}_per_s": new[name] / seconds for name in ("episodes", "env_steps", "decisions")}
+        metrics["policy_busy_share"] = (asked_s - self._asked_s) / seconds
+        metrics["filtered_share"] = new["groups_filtered"] / groups if groups else 0.0
+        if new["episodes"]:
+            metrics["success_rate"] = new["successes"] / new["episodes"]
+        num_trained = self._window_staleness.total()
+        if num_trained:
+            metrics["staleness/mean"] = sum(k * n for k, n in self._window_staleness.items()) / num_trained
+            metrics["staleness/max"] = max(self._window_staleness)
+            metrics |= {f"staleness/share_{k}": n / num_trained for k, n in sorted(self._window_staleness.items())}
+        metrics |= {f"depth/{name}": depth for name, depth in depths.items()}
+        metrics |= {f"lost/{kind}": count for kind, count in sorted(self.replays.items())}
+        metrics |= {f"dropped/{cause}": count for cause, count in sorted(dropped.items())}
+        self._window, self._since, self._asked_s = self._counts.copy(), now, asked_s
+        self._window_staleness.clear()
+        return {f"rollout/{name}": float(value) for name, value in metrics.items()}

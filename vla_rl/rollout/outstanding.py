@@ -1,0 +1,113 @@
+"""The groups that were dispatched and have not left yet: what is still to be played, what was, and what it adds up to."""
+
+import heapq
+
+import msgspec
+
+from vla_rl.rollout.groups import GroupPlan
+from vla_rl.types import EpisodeSpec, Group, Trajectory
+
+
+class GroupState(msgspec.Struct, frozen=True, kw_only=True):
+    """One outstanding group as it stood: its plan and the members that were played."""
+
+    plan: GroupPlan
+    dispatch_version: int
+    trajectories: tuple[Trajectory, ...]
+    """Members played so far, in order of `member`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True where every member was played; the others are played after a resume."""
+        return len(self.trajectories) == len(self.plan.episodes)
+
+
+class _Record:
+    """One group while it is outstanding."""
+
+    __slots__ = ("dispatch_version", "finished", "plan")
+
+    def __init__(self, plan: GroupPlan, dispatch_version: int) -> None:
+        self.plan, self.dispatch_version = plan, dispatch_version
+        self.finished: dict[int, Trajectory] = {}
+
+    def in_order(self) -> tuple[Trajectory, ...]:
+        return tuple(self.finished[member] for member in sorted(self.finished))
+
+
+class OutstandingGroups:
+    """Episodes to begin, oldest group first, and the members of each group that were played."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Record] = {}
+        self._to_begin: list[tuple[int, EpisodeSpec]] = []
+
+    def add(self, plan: GroupPlan, dispatch_version: int) -> None:
+        """A group was dispatched: all its episodes are to begin."""
+        self._records[plan.group_id] = _Record(plan, dispatch_version)
+        for episode in plan.episodes:
+            self.begin_again(episode)
+
+    def add_played(self, group: GroupState) -> Group | None:
+        """A group that was saved: the members that were played stay so. Gives the group if it is complete."""
+        record = self._records[group.plan.group_id] = _Record(group.plan, group.dispatch_version)
+        record.finished = {trajectory.episode.member: trajectory for trajectory in group.trajectories}
+        for episode in group.plan.episodes:
+            if episode.member not in record.finished:
+                self.begin_again(episode)
+        return self._group(record) if group.is_complete else None
+
+    def begin_again(self, episode: EpisodeSpec) -> None:
+        """An episode waits to begin, for the first time or once more."""
+        heapq.heappush(self._to_begin, (episode.episode_id, episode))
+
+    def next_episode(self) -> EpisodeSpec | None:
+        """The episode to begin now: of the oldest group, the first member."""
+        return heapq.heappop(self._to_begin)[1] if self._to_begin else None
+
+    def finish(self, trajectory: Trajectory) -> Group | None:
+        """A member was played. Gives its group if it was the last one."""
+        episode = trajectory.episode
+        record = self._records[episode.group_id]
+        record.finished[episode.member] = trajectory
+        return self._group(record) if len(record.finished) == len(record.plan.episodes) else None
+
+    def remove(self, group_id: int) -> GroupPlan:
+        """A group left: trained, filtered or dropped. Its episodes that were to begin do not."""
+        record = self._records.pop(group_id)
+        if len(record.finished) < len(record.plan.episodes):
+            self._to_begin = [entry for entry in self._to_begin if entry[1].group_id != group_id]
+            heapq.heapify(self._to_begin)
+        return record.plan
+
+    def missing(self, group_id: int) -> list[int]:
+        """Ids of a group's episodes that were not played yet."""
+        record = self._records[group_id]
+        return [episode.episode_id for episode in record.plan.episodes if episode.member not in record.finished]
+
+    @property
+    def num_to_begin(self) -> int:
+        """Episodes that wait for an environment."""
+        return len(self._to_begin)
+
+    def num_played(self) -> tuple[int, int]:
+        """Episodes that were played: those of complete groups, and those whose group still misses a member."""
+        complete = partial = 0
+        for record in self._records.values():
+            if len(record.finished) == len(record.plan.episodes):
+                complete += len(record.finished)
+            else:
+                partial += len(record.finished)
+        return complete, partial
+
+    def state(self) -> tuple[GroupState, ...]:
+        """All outstanding groups, in order of dispatch."""
+        return tuple(
+            GroupState(plan=record.plan, dispatch_version=record.dispatch_version, trajectories=record.in_order())
+            for record in self._records.values()
+        )
+
+    def _group(self, record: _Record) -> Group:
+        return Group(
+            group_id=record.plan.group_id, trajectories=record.in_order(), dispatch_version=record.dispatch_version
+        )

@@ -1,0 +1,83 @@
+"""One attempt at one episode: lease an environment, let the agent play, and tell a lost episode from a broken one."""
+
+import asyncio
+
+from vla_rl.errors import ActorDied, ActorFrozen, VlaRlError
+from vla_rl.rollout.policies import DecisionGauge, EpisodePolicy, PolicyEngine
+from vla_rl.types import Agent, EnvPool, EpisodeSpec, Trajectory
+
+
+class EpisodeLost(VlaRlError):
+    """An episode was lost through no fault of its own: play the same one again elsewhere.
+
+    Args:
+        episode: what was being played.
+        kind: `"died"`, `"frozen"` or `"timed_out"`; losses are counted under it.
+        what: what happened, for a person.
+    """
+
+    def __init__(self, episode: EpisodeSpec, kind: str, what: str) -> None:
+        self.episode, self.kind, self.what = episode, kind, what
+        super().__init__(f"{describe(episode)} was lost: {what}")
+
+
+def describe(episode: EpisodeSpec) -> str:
+    """An episode for a person, with what is needed to play it alone."""
+    return (
+        f"episode {episode.episode_id} ({episode.task}, member {episode.member} of group {episode.group_id}, "
+        f"seed {episode.seed}, options {episode.options}, attempt {episode.attempt + 1})"
+    )
+
+
+async def play_episode(
+    pool: EnvPool,
+    engine: PolicyEngine,
+    agent: Agent,
+    episode: EpisodeSpec,
+    *,
+    timeout_s: float | None = None,
+    gauge: DecisionGauge | None = None,
+) -> Trajectory:
+    """Play `episode` once.
+
+    Raises: EpisodeLost where a process died or froze, or the episode took longer than `timeout_s` from its lease on;
+    whatever else the agent or the environment raises, with a note that names the episode.
+    """
+    policy = EpisodePolicy(engine, episode, gauge)
+    deadline = asyncio.timeout(None)
+    try:
+        async with pool.lease(episode) as env, deadline:
+            if timeout_s is not None:
+                deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
+            trajectory = await agent(env, policy)
+    except ActorDied as death:
+        raise _lost_to(death, episode) from death
+    except TimeoutError as error:
+        if not deadline.expired():
+            error.add_note(f"while playing {describe(episode)}")
+            raise
+        raise EpisodeLost(episode, "timed_out", f"it took longer than episode_timeout_s={timeout_s}") from error
+    except ExceptionGroup as errors:  # of an agent that runs tasks of its own
+        deaths, others = errors.split(ActorDied)
+        if deaths is not None and others is None:
+            raise _lost_to(_first_death(deaths), episode) from errors
+        errors.add_note(f"while playing {describe(episode)}")
+        raise
+    except Exception as error:
+        error.add_note(f"while playing {describe(episode)}")
+        raise
+    if not isinstance(trajectory, Trajectory) or trajectory.episode.episode_id != episode.episode_id:
+        played = trajectory.episode.episode_id if isinstance(trajectory, Trajectory) else type(trajectory).__name__
+        raise ValueError(
+            f"the agent returned {played!r}, expected the Trajectory of {describe(episode)}; use env.episode"
+        )
+    return trajectory
+
+
+def _lost_to(death: ActorDied, episode: EpisodeSpec) -> EpisodeLost:
+    return EpisodeLost(episode, "frozen" if isinstance(death, ActorFrozen) else "died", str(death))
+
+
+def _first_death(deaths: ExceptionGroup[ActorDied]) -> ActorDied:
+    first = deaths.exceptions[0]
+    return first if isinstance(first, ActorDied) else _first_death(first)
