@@ -1,0 +1,75 @@
+"""KL estimators and entropy against their definitions, in value and in gradient."""
+
+import math
+
+import pytest
+import torch
+
+from vla_rl.algorithms import KL_ESTIMATORS, entropy, k1, k2, k3
+
+
+def test_the_estimators_by_hand_for_a_ratio_of_two() -> None:
+    log_prob, reference = torch.tensor([0.0]), torch.tensor([math.log(2.0)])
+    assert k1(log_prob, reference).item() == pytest.approx(-0.693147)
+    assert k2(log_prob, reference).item() == pytest.approx(0.2402265)  # 0.693147^2 / 2
+    assert k3(log_prob, reference).item() == pytest.approx(2.0 - 1.0 - 0.693147, abs=1e-6)
+
+
+def test_equal_policies_are_at_distance_zero() -> None:
+    same = torch.tensor([-0.1, -3.0])
+    assert all(estimator(same, same).tolist() == [0.0, 0.0] for estimator in KL_ESTIMATORS.values())
+
+
+def test_in_expectation_k1_and_k3_are_the_divergence_itself() -> None:
+    policy, reference = (torch.tensor(p, dtype=torch.float64).log() for p in ([0.7, 0.2, 0.1], [0.3, 0.3, 0.4]))
+    divergence = 0.7 * math.log(7 / 3) + 0.2 * math.log(2 / 3) + 0.1 * math.log(1 / 4)
+    for estimator in (k1, k3):
+        assert (policy.exp() * estimator(policy, reference)).sum().item() == pytest.approx(divergence)
+
+
+def test_as_a_loss_k2_has_the_gradient_of_the_divergence_and_k1_has_none() -> None:
+    reference = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log()
+
+    def gradient(estimator) -> torch.Tensor:
+        logits = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
+        log_probs = torch.log_softmax(logits, dim=-1)
+        expectation = (log_probs.detach().exp() * estimator(log_probs, reference)).sum()
+        return torch.autograd.grad(expectation, logits)[0]
+
+    logits = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
+    log_probs = torch.log_softmax(logits, dim=-1)
+    (wanted,) = torch.autograd.grad((log_probs.exp() * (log_probs - reference)).sum(), logits)
+    torch.testing.assert_close(gradient(k2), wanted)
+    torch.testing.assert_close(gradient(k1), torch.zeros_like(wanted))
+    assert not torch.allclose(gradient(k3), wanted)
+
+
+def test_far_policies_stay_finite() -> None:
+    assert k3(torch.tensor([0.0]), torch.tensor([1000.0])).item() == pytest.approx(math.expm1(20.0) - 20.0)
+
+
+def test_entropy_of_known_distributions() -> None:
+    uniform = torch.zeros(256)
+    coin = torch.log(torch.tensor([0.25, 0.75]))
+    assert entropy(uniform).item() == pytest.approx(math.log(256.0))
+    assert entropy(coin).item() == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
+
+
+def test_impossible_actions_add_nothing_to_entropy_or_gradient() -> None:
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+    result = entropy(logits)
+    result.sum().backward()
+    assert result.item() == pytest.approx(math.log(2.0))
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_the_gradient_of_entropy_is_that_of_finite_differences() -> None:
+    logits = torch.tensor([[0.5, -1.0, 2.0]], requires_grad=True)
+    entropy(logits).sum().backward()
+    assert logits.grad is not None
+    for index in range(3):
+        bump = torch.zeros(1, 3)
+        bump[0, index] = 1e-2
+        difference = (entropy(logits.detach() + bump) - entropy(logits.detach() - bump)).item() / 2e-2
+        assert logits.grad[0, index].item() == pytest.approx(difference, abs=1e-4)

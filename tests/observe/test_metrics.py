@@ -1,0 +1,168 @@
+"""Metrics reach every sink, survive a crash, and never stop the run."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from vla_rl.errors import ConfigError
+from vla_rl.observe import JsonlSink, MetricLog, RunDirectory, TensorBoardSink, WandbSink, read_metrics
+from vla_rl.types import Config
+
+
+class ExampleConfig(Config, frozen=True):
+    updates: int = 2
+
+
+class ListSink:
+    """Keeps what it is given; fails from `fails_at` on."""
+
+    def __init__(self, fails_at: int | None = None, fails_to_close: bool = False) -> None:
+        self.lines: list[tuple[int, dict[str, float]]] = []
+        self.calls = 0
+        self.closed = False
+        self._fails_at, self._fails_to_close = fails_at, fails_to_close
+
+    def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
+        self.calls += 1
+        if self._fails_at is not None and update >= self._fails_at:
+            raise OSError(28, "No space left on device")
+        self.lines.append((update, dict(values)))
+
+    def close(self) -> None:
+        if self._fails_to_close:
+            raise ConnectionError("gone")
+        self.closed = True
+
+
+def test_a_run_writes_json_lines_and_tensorboard(tmp_path) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
+    with MetricLog.open(run) as log:
+        log.write(1, {"train/loss": 0.5, "rollout/success_rate": np.float32(0.25)})
+        log.write(2, {"train/loss": 0.25, "rollout/success_rate": 1})
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [(line["update"], line["train/loss"], line["rollout/success_rate"]) for line in lines] == [
+        (1, 0.5, 0.25),
+        (2, 0.25, 1.0),
+    ]
+    (events,) = run.tensorboard.iterdir()
+    scalars = {
+        (event.step, value.tag): value.tensor.float_val[0]
+        for event in EventFileLoader(str(events)).Load()
+        for value in event.summary.value
+    }
+    assert scalars == {
+        (1, "train/loss"): 0.5,
+        (1, "rollout/success_rate"): 0.25,
+        (2, "train/loss"): 0.25,
+        (2, "rollout/success_rate"): 1.0,
+    }
+
+
+def test_a_failing_sink_is_reported_once_and_the_others_go_on(caplog) -> None:
+    broken, sound = ListSink(fails_at=2), ListSink()
+    with caplog.at_level(logging.WARNING), MetricLog([broken, sound]) as log:
+        for update in range(1, 5):
+            log.write(update, {"train/loss": 0.0})
+    assert [update for update, _ in sound.lines] == [1, 2, 3, 4]
+    assert broken.calls == 2
+    (record,) = caplog.records
+    assert "ListSink failed in update 2" in record.getMessage()
+    assert "No space left" in record.getMessage()
+
+
+def test_a_sink_that_fails_to_close_does_not_keep_others_open(caplog) -> None:
+    sinks = [ListSink(), ListSink(fails_to_close=True), ListSink()]
+    with caplog.at_level(logging.WARNING):
+        MetricLog(sinks).close()
+    assert [sink.closed for sink in sinks] == [True, False, True]
+    assert "failed to close" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["loss", "/loss", "train/", "Train/loss", "train/my loss"])
+def test_a_key_without_a_namespace_is_refused(key) -> None:
+    with pytest.raises(ValueError, match="metric key is"):
+        MetricLog([]).write(1, {key: 0.0})
+
+
+def test_lines_survive_a_process_that_dies_at_once(tmp_path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    program = (
+        "import os, sys, pathlib; from vla_rl.observe import JsonlSink;"
+        "sink = JsonlSink(pathlib.Path(sys.argv[1]));"
+        "[sink.write(u, 0.0, {'train/loss': u}) for u in (1, 2, 3)];"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], timeout=60, check=False)
+    assert done.returncode == -9
+    assert [line["train/loss"] for line in read_metrics(path)] == [1.0, 2.0, 3.0]
+
+
+def test_half_a_line_is_left_out_and_the_next_run_begins_a_new_one(tmp_path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"update":1,"train/loss":1.0}\n{"update":2,"tra')
+    sink = JsonlSink(path)
+    sink.write(2, 0.0, {"train/loss": 2.0})
+    sink.close()
+    assert [(line["update"], line["train/loss"]) for line in read_metrics(path)] == [(1, 1.0), (2, 2.0)]
+
+
+def test_an_update_done_again_after_a_resume_counts_once_and_last(tmp_path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(path)
+    for update, loss in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 20.0)):
+        sink.write(update, 0.0, {"train/loss": loss})
+    sink.close()
+    assert [line["train/loss"] for line in read_metrics(path)] == [1.0, 20.0, 3.0]
+
+
+def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path) -> None:
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    sink.write(1, 0.0, {"train/loss": float("nan"), "train/grad_norm": float("inf")})
+    sink.close()
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert (line["train/loss"], line["train/grad_norm"]) == (None, None)
+
+
+def test_a_full_disk_costs_the_metrics_and_not_the_run(caplog) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full here")
+    sink = JsonlSink.__new__(JsonlSink)
+    sink._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    sound = ListSink()
+    with caplog.at_level(logging.WARNING):
+        log = MetricLog([sink, sound])
+        log.write(1, {"train/loss": 0.0})
+        log.close()
+    sink._file.close()
+    assert sound.lines == [(1, {"train/loss": 0.0})]
+    assert "JsonlSink failed in update 1" in caplog.text
+
+
+def test_tensorboard_comes_without_torch_and_tensorflow(tmp_path) -> None:
+    program = (
+        "import sys, pathlib; from vla_rl.observe import TensorBoardSink;"
+        "sink = TensorBoardSink(pathlib.Path(sys.argv[1])); sink.write(1, 0.0, {'train/loss': 1.0}); sink.close();"
+        "print(sorted({'torch', 'tensorflow'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_empty_tensorboard_sink_closes(tmp_path) -> None:
+    TensorBoardSink(tmp_path / "new").close()
+    assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_asking_for_wandb_without_it_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"install vla_rl\[wandb\]"):
+        WandbSink("robots", "srpo-1", {})

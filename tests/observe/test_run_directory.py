@@ -1,0 +1,89 @@
+"""Run directories: everything needed to make the run again, never two runs in one, refused at once where unwritable."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from vla_rl.errors import ConfigError
+from vla_rl.observe import RunDirectory
+from vla_rl.observe.versions import git_commit
+from vla_rl.types import Config
+
+
+class LearnerConfig(Config, frozen=True):
+    learning_rate: float = 1e-4
+
+
+class ExampleConfig(Config, frozen=True):
+    suite: str = "libero_goal"
+    learner: LearnerConfig = LearnerConfig()
+
+
+def test_a_new_run_holds_its_config_and_versions(tmp_path) -> None:
+    config = ExampleConfig(suite="libero_10", learner=LearnerConfig(learning_rate=5e-6))
+    run = RunDirectory.create(tmp_path / "runs", "srpo_libero", config)
+    assert run.path.parent == tmp_path / "runs"
+    assert run.path.name.startswith("srpo_libero-")
+    assert msgspec.json.decode(run.config.read_bytes(), type=ExampleConfig) == config
+    versions = json.loads((run.path / "versions.json").read_text())
+    assert versions["python"] == sys.version
+    assert versions["command"] == sys.argv
+    assert versions["packages"]["numpy"].split(".")[0] == "2"
+    assert run.tensorboard.is_dir()
+    assert run.checkpoints.is_dir()
+    assert run.videos.is_dir()
+
+
+def test_runs_of_one_name_in_one_second_get_folders_of_their_own(tmp_path) -> None:
+    runs = [RunDirectory.create(tmp_path, "srpo", ExampleConfig()) for _ in range(3)]
+    assert len({run.path for run in runs}) == 3
+
+
+def test_resuming_opens_the_same_folder_and_notes_the_new_versions(tmp_path) -> None:
+    run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
+    run.metrics.write_text("kept\n")
+    assert RunDirectory.resume(run.path) == run
+    assert run.metrics.read_text() == "kept\n"
+    assert (run.path / "versions-2.json").is_file()
+
+
+def test_resuming_what_is_no_run_names_the_runs_there_are(tmp_path) -> None:
+    run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
+    with pytest.raises(ConfigError, match=f"no config.json.*runs in .* are: {run.path.name}"):
+        RunDirectory.resume(tmp_path / "other")
+    with pytest.raises(ConfigError, match="holds no run"):
+        RunDirectory.resume(tmp_path / "nowhere" / "at_all")
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"the run directory .*file/runs cannot be written .*Not a directory"):
+        RunDirectory.create(tmp_path / "file" / "runs", "srpo", ExampleConfig())
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a b", ".hidden"])
+def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path, name) -> None:
+    with pytest.raises(ConfigError, match="run name"):
+        RunDirectory.create(tmp_path, name, ExampleConfig())
+
+
+def test_the_commit_is_marked_where_files_differ_from_it(tmp_path) -> None:
+    assert git_commit(tmp_path) is None
+
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "code.py").write_text("one")
+    git("add", "code.py")
+    git("commit", "-m", "one")
+    git("tag", "v1")
+    clean = git_commit(tmp_path)
+    assert clean is not None
+    assert len(clean) == 40
+    (tmp_path / "code.py").write_text("two")
+    assert git_commit(tmp_path) == f"{clean}-dirty"

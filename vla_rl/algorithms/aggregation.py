@@ -1,0 +1,113 @@
+"""From one loss a token to one number, with the denominators of the whole update.
+
+The denominators are counted once over the whole batch (all micro-batches, all ranks), and every micro-batch divides by
+them. The micro-batches' results then add up to the result of the whole batch, and so do their gradients, however rows
+are split, packed or ordered. A sequence is a trajectory; its tokens may lie in several rows (one row a chunk).
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.choices import chosen
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """What the losses of one update are divided by. Over several ranks, `num_tokens` and `num_sequences` are the sums.
+
+    Attributes:
+        num_tokens: unmasked tokens of the whole update.
+        num_sequences: sequences with at least one unmasked token; empty ones do not count.
+        sequence_tokens: int64 [B], for each row the unmasked tokens of the whole sequence that the row belongs to.
+    """
+
+    num_tokens: int
+    num_sequences: int
+    sequence_tokens: Tensor
+
+    def rows(self, index: Tensor | slice) -> "Denominators":
+        """The same denominators for some of the rows: a micro-batch."""
+        return dataclasses.replace(self, sequence_tokens=self.sequence_tokens[index])
+
+
+Aggregation: TypeAlias = Callable[[Tensor, Tensor, Denominators], Tensor]
+"""(losses [B, T], mask bool [B, T], denominators with B rows) -> []."""
+
+
+def count_denominators(mask: Tensor, sequence: Tensor | None = None) -> Denominators:
+    """Count a whole batch.
+
+    Args:
+        mask: bool [B, T], True where the policy chose the token.
+        sequence: int64 [B], any number that says to which sequence (trajectory) a row belongs; None: one row each.
+
+    Returns: the denominators, on the device of `mask`.
+    """
+    row_tokens = mask.sum(dim=1)
+    if sequence is None:
+        sequence_tokens = row_tokens
+        num_sequences = int((row_tokens > 0).sum())
+    else:
+        if sequence.shape != row_tokens.shape:
+            raise ValueError(
+                f"sequence is {list(sequence.shape)}, expected {list(row_tokens.shape)}: one id a row of mask."
+            )
+        ids, position = torch.unique(sequence.to(mask.device), return_inverse=True)
+        totals = torch.zeros(len(ids), dtype=row_tokens.dtype, device=mask.device).index_add_(0, position, row_tokens)
+        sequence_tokens = totals[position]
+        num_sequences = int((totals > 0).sum())
+    return Denominators(int(row_tokens.sum()), num_sequences, sequence_tokens)
+
+
+def token_mean(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
+    """Mean over all tokens of the update (DAPO, arXiv:2503.14476, section 3.3): long trajectories weigh more.
+
+    L = sum_{b,t} m * loss / num_tokens
+    """
+    _require(denominators.num_tokens)
+    return torch.where(mask, losses, 0.0).sum() / denominators.num_tokens
+
+
+def seq_mean_token_mean(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
+    """Mean over a trajectory's tokens, then over trajectories (GRPO, arXiv:2402.03300, eq. 3): each weighs the same.
+
+    L = sum_b [sum_t m * loss / tokens of b's sequence] / num_sequences
+    """
+    _require(denominators.num_sequences)
+    row_sums = torch.where(mask, losses, 0.0).sum(dim=1)
+    return (row_sums / denominators.sequence_tokens.clamp(min=1)).sum() / denominators.num_sequences
+
+
+def seq_mean_token_sum(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
+    """Sum over a trajectory's tokens, mean over trajectories: the plain policy gradient, without a length bias.
+
+    L = sum_{b,t} m * loss / num_sequences
+    """
+    _require(denominators.num_sequences)
+    return torch.where(mask, losses, 0.0).sum() / denominators.num_sequences
+
+
+AGGREGATIONS: Final = MappingProxyType[str, Aggregation](
+    {
+        "token_mean": token_mean,
+        "seq_mean_token_mean": seq_mean_token_mean,
+        "seq_mean_token_sum": seq_mean_token_sum,
+    }
+)
+"""Aggregations by the name that a config uses."""
+
+
+def aggregation(name: str) -> Aggregation:
+    """The aggregation of this name. Raises: ConfigError naming the nearest match."""
+    return chosen(AGGREGATIONS, name, "aggregation")
+
+
+def _require(denominator: int) -> None:
+    if denominator < 1:
+        raise ValueError("the update has no unmasked token; expected at least one; skip the update instead.")

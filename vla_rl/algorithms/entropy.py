@@ -1,0 +1,18 @@
+"""Entropy of a categorical policy, in nats."""
+
+import torch
+from torch import Tensor
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """H = -sum_v p_v log p_v of softmax(logits) over the last axis.
+
+    Args:
+        logits: float [..., V], after temperature; -inf marks an impossible action and adds 0.
+
+    Returns: float32 [...], in [0, log V], with a gradient.
+    """
+    log_probs = torch.log_softmax(logits.float(), dim=-1)
+    # 0 * log 0 is 0 in the limit; replacing -inf first keeps NaN out of value and gradient
+    finite = torch.where(log_probs == -torch.inf, 0.0, log_probs)
+    return -(log_probs.exp() * finite).sum(dim=-1)

@@ -1,0 +1,39 @@
+"""What a run shows and leaves behind: its directory, metrics, a live view, videos, a summary, a memory estimate."""
+
+from vla_rl.observe.live_view import LiveView, update_line
+from vla_rl.observe.memory import GpuMemory, MemoryItem, available_bytes, gpu_memory, memory_table, resident_bytes
+from vla_rl.observe.metrics import MetricLog, Sink, read_metrics
+from vla_rl.observe.progress import RunProgress, Snapshot, TaskTally
+from vla_rl.observe.run_directory import RunDirectory
+from vla_rl.observe.sinks import JsonlSink, TensorBoardSink, WandbSink
+from vla_rl.observe.summary import print_summary, summary_tables
+from vla_rl.observe.versions import versions
+from vla_rl.observe.videos import VideoChoice, VideoRecorder, video_name, write_video
+
+__all__ = [
+    "GpuMemory",
+    "JsonlSink",
+    "LiveView",
+    "MemoryItem",
+    "MetricLog",
+    "RunDirectory",
+    "RunProgress",
+    "Sink",
+    "Snapshot",
+    "TaskTally",
+    "TensorBoardSink",
+    "VideoChoice",
+    "VideoRecorder",
+    "WandbSink",
+    "available_bytes",
+    "gpu_memory",
+    "memory_table",
+    "print_summary",
+    "read_metrics",
+    "resident_bytes",
+    "summary_tables",
+    "update_line",
+    "versions",
+    "video_name",
+    "write_video",
+]

@@ -1,0 +1,51 @@
+"""Frames to an mp4 file, by the ffmpeg that imageio-ffmpeg ships."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: float) -> None:
+    """Encode frames as H.264, one at a time, with one thread; blocks until the file is written.
+
+    Args:
+        path: the file; overwritten.
+        frames: uint8 [H, W, 3], all of one size, H and W even; at least one.
+        frames_per_s: speed of the video.
+
+    Raises: ValueError for a frame of another size; OSError with ffmpeg's words where it fails.
+    """
+    from imageio_ffmpeg import get_ffmpeg_exe  # needed only where videos are written
+
+    first = next(frames)
+    height, width, _ = first.shape
+    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{frames_per_s}", "-i", "-"]
+    target = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-f", "mp4", str(path)]
+    command = [get_ffmpeg_exe(), "-loglevel", "error", "-y", *source, *target]
+    # its own session: a Ctrl-C is for the run, which lets its videos be finished
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as ffmpeg:
+        try:
+            _feed(ffmpeg, first, frames)
+            _, words = ffmpeg.communicate()
+        except BaseException:
+            ffmpeg.kill()
+            raise
+    if ffmpeg.returncode != 0:
+        raise OSError(
+            f"ffmpeg could not write {path} (exit code {ffmpeg.returncode}): {words.decode(errors='replace').strip()}"
+        )
+
+
+def _feed(ffmpeg: "subprocess.Popen[bytes]", first: NDArray[np.uint8], rest: Iterator[NDArray[np.uint8]]) -> None:
+    assert ffmpeg.stdin is not None
+    try:
+        ffmpeg.stdin.write(first.tobytes())
+        for index, frame in enumerate(rest, start=1):
+            if frame.shape != first.shape:
+                raise ValueError(f"frame {index} is {frame.shape}, expected {first.shape} like the first.")
+            ffmpeg.stdin.write(frame.tobytes())
+    except BrokenPipeError:
+        return  # ffmpeg gave up; its exit code and words tell why

@@ -1,0 +1,153 @@
+"""How far a run is: counters and rates that a view, a summary and the metrics read.
+
+Written by the loop, read by the thread that renders; every access takes one short lock. Knows no terminal.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vla_rl.types import Trajectory
+
+
+@dataclass(frozen=True)
+class TaskTally:
+    """Episodes of one task and how many of them solved it."""
+
+    num_episodes: int = 0
+    num_successes: int = 0
+
+    @property
+    def success_rate(self) -> float:
+        """Share of the episodes that solved the task; of none, 0."""
+        return self.num_successes / self.num_episodes if self.num_episodes else 0.0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment."""
+
+    num_updates: int
+    """Updates that the run is to reach."""
+
+    update: int
+    """Updates applied so far, those before a resume included."""
+
+    elapsed_s: float
+    eta_s: float | None
+    """Time to go at the pace of the last updates; None before the first."""
+
+    num_episodes: int
+    success_rate: float | None
+    """Over the most recent episodes; None before the first."""
+
+    env_steps: int
+    env_steps_per_s: float
+    """Over the last half minute."""
+
+    policy_busy_share: float | None
+    critical_path: str
+    """What bounded the last update."""
+
+    node_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that each node took in the last update."""
+
+    total_node_seconds: Mapping[str, float] = field(default_factory=dict)
+    tasks: Mapping[str, TaskTally] = field(default_factory=dict)
+
+
+class RunProgress:
+    """Counts a run from its first update to its last.
+
+    Args:
+        num_updates: updates that the run is to reach.
+        first_update: updates applied before a resume.
+        policy_busy_share: gives the share of recent time that the policy computed, in [0, 1]; called for each snapshot.
+        recent_episodes: how many episodes `success_rate` looks back.
+        rate_window_s: how far `env_steps_per_s` looks back.
+        clock: seconds of a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        num_updates: int,
+        *,
+        first_update: int = 0,
+        policy_busy_share: Callable[[], float] | None = None,
+        recent_episodes: int = 100,
+        rate_window_s: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_updates, self._update = num_updates, first_update
+        self._policy_busy_share, self._rate_window_s, self._clock = policy_busy_share, rate_window_s, clock
+        self._lock = threading.Lock()
+        self._started_s = clock()
+        self._outcomes: deque[bool] = deque(maxlen=recent_episodes)
+        self._finished_steps: deque[tuple[float, int]] = deque()
+        self._update_times_s: deque[float] = deque([self._started_s], maxlen=11)
+        self._num_episodes = self._env_steps = 0
+        self._critical_path = ""
+        self._node_seconds: dict[str, float] = {}
+        self._total_node_seconds: dict[str, float] = {}
+        self._tasks: dict[str, TaskTally] = {}
+
+    def episode_done(self, trajectory: Trajectory) -> None:
+        """Count a finished episode."""
+        task, is_success, num_env_steps = trajectory.episode.task, trajectory.is_success, trajectory.num_env_steps
+        with self._lock:
+            tally = self._tasks.get(task, TaskTally())
+            self._tasks[task] = TaskTally(tally.num_episodes + 1, tally.num_successes + is_success)
+            self._num_episodes += 1
+            self._env_steps += num_env_steps
+            self._outcomes.append(is_success)
+            now = self._clock()
+            self._finished_steps.append((now, num_env_steps))
+            self._forget_steps(now)
+
+    def update_done(self, node_seconds: Mapping[str, float], critical_path: str) -> None:
+        """Count an applied update, with each node's seconds and the line that says what bounded it."""
+        with self._lock:
+            self._update += 1
+            self._update_times_s.append(self._clock())
+            self._node_seconds = dict(node_seconds)
+            self._critical_path = critical_path
+            for node, seconds in node_seconds.items():
+                self._total_node_seconds[node] = self._total_node_seconds.get(node, 0.0) + seconds
+
+    def snapshot(self) -> Snapshot:
+        """The run now. Safe to call from any thread."""
+        busy = self._policy_busy_share() if self._policy_busy_share is not None else None
+        with self._lock:
+            now = self._clock()
+            self._forget_steps(now)
+            window_s = min(self._rate_window_s, now - self._started_s)
+            recent_steps = sum(steps for _, steps in self._finished_steps)
+            return Snapshot(
+                num_updates=self._num_updates,
+                update=self._update,
+                elapsed_s=now - self._started_s,
+                eta_s=self._eta_s(now),
+                num_episodes=self._num_episodes,
+                success_rate=sum(self._outcomes) / len(self._outcomes) if self._outcomes else None,
+                env_steps=self._env_steps,
+                env_steps_per_s=recent_steps / window_s if window_s > 0.0 else 0.0,
+                policy_busy_share=busy,
+                critical_path=self._critical_path,
+                node_seconds=dict(self._node_seconds),
+                total_node_seconds=dict(self._total_node_seconds),
+                tasks=dict(self._tasks),
+            )
+
+    def _forget_steps(self, now: float) -> None:
+        while self._finished_steps and self._finished_steps[0][0] < now - self._rate_window_s:
+            self._finished_steps.popleft()
+
+    def _eta_s(self, now: float) -> float | None:
+        times = self._update_times_s
+        if len(times) < 2:
+            return None
+        seconds_per_update = (times[-1] - times[0]) / (len(times) - 1)
+        remaining_s = (self._num_updates - self._update) * seconds_per_update - (now - times[-1])
+        return max(remaining_s, 0.0)

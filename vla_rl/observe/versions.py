@@ -1,0 +1,36 @@
+"""What a run was made with, so that it can be made again."""
+
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def versions() -> dict[str, Any]:
+    """Python, packages, commit of the code, platform, command and time, as plain values for JSON."""
+    return {
+        "started_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": sys.version,
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "commit": git_commit(Path(__file__).parent),
+        "packages": dict(sorted(_packages())),
+    }
+
+
+def git_commit(folder: Path) -> str | None:
+    """Commit of the git checkout around `folder`, with `-dirty` where files differ from it; None outside of one."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _packages() -> set[tuple[str, str]]:
+    return {(package.name, package.version) for package in importlib.metadata.distributions() if package.name}
