@@ -1,0 +1,131 @@
+"""The device lane: one thing at a time, in order, never stopped half-way."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import pytest
+import torch
+
+from vla_rl.engines import DeviceLane
+
+
+async def test_work_runs_one_at_a_time_in_the_order_of_submission(lane: DeviceLane) -> None:
+    log: list[str] = []
+
+    def work(name: str) -> str:
+        log.append(f"{name} begins")
+        log.append(f"{name} ends")
+        return threading.current_thread().name
+
+    async with asyncio.timeout(10):
+        names = await asyncio.gather(*(lane.run(work, letter) for letter in "abc"))
+    assert log == [f"{letter} {verb}" for letter in "abc" for verb in ("begins", "ends")]
+    assert set(names) == {"device-lane_0"}
+
+
+async def test_inference_gets_its_turn_between_two_micro_batches(lane: DeviceLane) -> None:
+    log: list[str] = []
+
+    async def use(name: str) -> None:
+        for _ in range(3):
+            await lane.run(log.append, name)
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(use("micro-batch"), use("inference"))
+    assert log == ["micro-batch", "inference"] * 3
+
+
+async def test_cancelling_the_await_does_not_stop_the_thread_and_closing_waits_for_it() -> None:
+    started, go_on, log = threading.Event(), threading.Event(), list[str]()
+
+    def work() -> None:
+        started.set()
+        go_on.wait(10)
+        log.append("done")
+
+    async with asyncio.timeout(20):
+        async with DeviceLane() as lane:
+            waiter = asyncio.create_task(lane.run(work))
+            await asyncio.to_thread(started.wait, 10)
+            waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiter
+            assert log == []
+            go_on.set()
+        assert log == ["done"]
+
+
+async def test_what_is_cancelled_before_its_turn_never_runs(lane: DeviceLane) -> None:
+    go_on, log = threading.Event(), list[str]()
+    async with asyncio.timeout(20):
+        first = asyncio.create_task(lane.run(go_on.wait, 10))
+        second = asyncio.create_task(lane.run(log.append, "second"))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        go_on.set()
+        await first
+        await lane.run(log.append, "third")
+    assert log == ["third"]
+
+
+async def test_a_failure_after_a_cancellation_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        go_on.wait(10)
+        raise ValueError("nobody hears me")
+
+    async with asyncio.timeout(20), DeviceLane() as lane:
+        waiter = asyncio.create_task(lane.run(work))
+        await asyncio.to_thread(started.wait, 10)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        go_on.set()
+    assert "nobody hears me" in caplog.text
+
+
+async def test_exceptions_reach_the_caller_and_the_lane_goes_on(lane: DeviceLane) -> None:
+    async with asyncio.timeout(10):
+        with pytest.raises(ZeroDivisionError):
+            await lane.run(divmod, 1, 0)
+        assert await lane.run(divmod, 7, 2) == (3, 1)
+
+
+async def test_the_next_input_is_prepared_while_this_one_is_used(lane: DeviceLane) -> None:
+    prepared = {name: threading.Event() for name in "abc"}
+
+    def prepare(name: str) -> str:
+        prepared[name].set()
+        return name.upper()
+
+    seen = []
+    async with asyncio.timeout(10), aclosing(lane.prepared_ahead(prepare, "abc")) as items:
+        async for name, result in items:
+            following = {"a": "b", "b": "c"}.get(name)
+            if following:
+                assert await asyncio.to_thread(prepared[following].wait, 5)
+            seen.append(result)
+    assert seen == ["A", "B", "C"]
+
+
+async def test_it_computes_with_the_number_of_threads_it_was_given() -> None:
+    async with asyncio.timeout(10), DeviceLane(num_threads=1) as lane:
+        assert await lane.run(torch.get_num_threads) == 1
+
+
+async def test_busy_seconds_are_kept_by_kind_of_work(lane: DeviceLane) -> None:
+    async with asyncio.timeout(10):
+        await lane.run(sum, range(200_000), work="act")
+        await lane.run(sum, range(200_000), work="update")
+    assert set(lane.busy_seconds()) == {"act", "update"}
+    assert 0.0 < lane.busy_share() <= 1.0
+
+
+def test_no_thread_is_no_choice() -> None:
+    with pytest.raises(ValueError, match="num_threads is 0, expected at least 1"):
+        DeviceLane(num_threads=0)

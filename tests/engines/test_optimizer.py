@@ -1,0 +1,78 @@
+"""The optimizer's learning rate, and its state by name."""
+
+import pytest
+import torch
+from torch import nn
+
+from vla_rl.engines import OptimizerConfig
+from vla_rl.engines.optimizer import PolicyOptimizer
+from vla_rl.errors import CheckpointError, ConfigError
+
+
+def stepped(config: OptimizerConfig, num_steps: int) -> tuple[nn.Linear, PolicyOptimizer, list[float]]:
+    torch.manual_seed(0)
+    network = nn.Linear(2, 1)
+    optimizer = PolicyOptimizer(network, config)
+    rates = []
+    for _ in range(num_steps):
+        torch.autograd.backward(network(torch.ones(1, 2)).sum())
+        rates.append(optimizer.step().lr)
+    return network, optimizer, rates
+
+
+def test_the_learning_rate_warms_up_and_stays() -> None:
+    _, _, rates = stepped(OptimizerConfig(lr=1.0, warmup_steps=4), 6)
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_the_learning_rate_falls_on_a_cosine() -> None:
+    config = OptimizerConfig(lr=1.0, warmup_steps=2, decay_steps=6, final_lr_share=0.2)
+    _, _, rates = stepped(config, 8)
+    # after the warm-up: 0.2 + 0.8 * (1 + cos(pi * k / 4)) / 2 for k = 0..4, then it stays
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.882843, 0.6, 0.317157, 0.2, 0.2], abs=1e-6)
+
+
+def test_the_first_step_moves_every_parameter_by_the_learning_rate() -> None:
+    torch.manual_seed(0)
+    before = nn.Linear(2, 1).weight.detach().clone()
+    network, _, _ = stepped(OptimizerConfig(lr=0.01, warmup_steps=0, max_grad_norm=1e-3), 1)
+    torch.testing.assert_close(network.weight.detach(), before - 0.01, atol=1e-5, rtol=0)
+
+
+def test_gradients_are_clipped_over_all_parameters_and_the_norm_is_reported() -> None:
+    network = nn.Linear(2, 1, bias=False)
+    optimizer = PolicyOptimizer(network, OptimizerConfig(max_grad_norm=1.0))
+    network.weight.grad = torch.tensor([[3.0, 4.0]])
+    assert optimizer.step().grad_norm == pytest.approx(5.0)
+    moments = optimizer.tensors()["exp_avg/weight"]
+    torch.testing.assert_close(moments, torch.tensor([[0.06, 0.08]]))  # a tenth of the gradient, clipped to norm 1
+
+
+def test_parameters_without_a_gradient_have_no_state() -> None:
+    network = nn.ModuleDict({"used": nn.Linear(1, 1), "unused": nn.Linear(1, 1)})
+    optimizer = PolicyOptimizer(network, OptimizerConfig())
+    torch.autograd.backward(network["used"](torch.ones(1, 1)).sum())
+    optimizer.step()
+    assert {name.split("/")[-1] for name in optimizer.tensors()} == {"num_steps", "used.weight", "used.bias"}
+    again = PolicyOptimizer(network, OptimizerConfig())
+    again.load_tensors(optimizer.tensors())
+    assert again.num_steps == 1
+
+
+def test_a_state_of_another_network_is_refused() -> None:
+    _, optimizer, _ = stepped(OptimizerConfig(), 1)
+    state = optimizer.tensors()
+    for network, complaint in (
+        (nn.Linear(3, 1), r"state of weight is \[1, 2\], expected \[1, 3\]"),
+        (nn.Sequential(nn.Linear(2, 1)), "unknown names, such as 'exp_avg/bias'"),
+    ):
+        with pytest.raises(CheckpointError, match=complaint):
+            PolicyOptimizer(network, OptimizerConfig()).load_tensors(state)
+    del state["exp_avg_sq/bias"]
+    with pytest.raises(CheckpointError, match="has no 'exp_avg_sq/bias'"):
+        PolicyOptimizer(nn.Linear(2, 1), OptimizerConfig()).load_tensors(state)
+
+
+def test_a_decay_that_ends_before_the_warm_up_is_refused() -> None:
+    with pytest.raises(ConfigError, match="decay_steps is 5, expected more than warmup_steps = 10"):
+        OptimizerConfig(decay_steps=5)

@@ -1,0 +1,39 @@
+"""Sampling: frequencies are probabilities, seeds decide, impossible tokens never come."""
+
+import numpy as np
+import torch
+
+from vla_rl.engines.sampling import choose_tokens, seeded_uniforms
+from vla_rl.types import Sampling
+
+
+def test_frequencies_are_the_tempered_probabilities() -> None:
+    # p is proportional to (1, 4, 16) ** (1 / 2) = (1, 2, 4) at temperature 2: 1/7, 2/7, 4/7
+    logits = torch.log(torch.tensor([1.0, 4.0, 16.0])).expand(1, 20_000, 3)
+    tokens, log_probs = choose_tokens(logits, [Sampling(temperature=2.0, seed=11)])
+    frequencies = torch.bincount(tokens[0], minlength=3) / 20_000
+    np.testing.assert_allclose(frequencies, [1 / 7, 2 / 7, 4 / 7], atol=0.015)  # more than 4 sigma
+    np.testing.assert_allclose(log_probs[0].exp(), (2.0 ** tokens[0].double()) / 7, atol=1e-6)
+
+
+def test_an_impossible_token_is_never_chosen() -> None:
+    logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]).expand(4, 500, 5)
+    tokens, _ = choose_tokens(logits, [Sampling(seed=seed) for seed in range(4)])
+    assert set(tokens.unique().tolist()) == {1, 3}
+
+
+def test_rows_have_streams_of_their_own() -> None:
+    seeds = [Sampling(seed=3), Sampling(seed=2**62), Sampling(seed=3)]
+    noise = seeded_uniforms(seeds, 8)
+    assert torch.equal(noise[0], noise[2])
+    assert not torch.equal(noise[0], noise[1])
+    assert torch.equal(seeded_uniforms(seeds[:1], 4)[0], noise[0, :4])
+
+
+def test_greedy_and_sampled_rows_share_a_batch() -> None:
+    logits = torch.zeros(2, 200, 4)
+    logits[..., 2] = 0.1
+    tokens, log_probs = choose_tokens(logits, [Sampling(greedy=True), Sampling(seed=1)])
+    assert set(tokens[0].tolist()) == {2}
+    assert set(tokens[1].tolist()) == {0, 1, 2, 3}
+    np.testing.assert_allclose(log_probs[0], 0.1 - np.log(3 + np.exp(0.1)), atol=1e-6)

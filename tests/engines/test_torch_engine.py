@@ -1,0 +1,140 @@
+"""The in-process engine: batches of whoever waits, seeds of their own, one version a batch."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.types import Observation, Sampling
+
+MakeObservation = Callable[[int], Observation]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until `condition` holds; the test's deadline is the limit."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_a_decision_is_a_chunk_with_its_tokens_log_probs_and_version(
+    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
+) -> None:
+    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(), weight_version=5) as engine:
+        chunk = await engine.act(make_observation(0), Sampling(seed=1))
+    assert (chunk.actions.shape, chunk.actions.dtype) == ((2, 2), np.float32)
+    assert (chunk.tokens.shape, chunk.tokens.dtype) == ((4,), np.int64)
+    assert (chunk.log_probs.shape, chunk.log_probs.dtype) == ((4,), np.float32)
+    assert chunk.weight_version == 5
+    np.testing.assert_array_equal(policy.decode(chunk.tokens[None])[0], chunk.actions)
+
+
+async def test_whoever_waits_while_the_device_is_busy_goes_into_one_batch(
+    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
+) -> None:
+    go_on = threading.Event()
+    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(max_batch=8)) as engine:
+        busy = asyncio.create_task(lane.run(go_on.wait, 20))
+        first = asyncio.create_task(engine.act(make_observation(9)))
+        await until(lambda: engine.stats().num_batches == 1)
+        waiting = [asyncio.create_task(engine.act(make_observation(seed))) for seed in range(8)]
+        await until(lambda: engine.stats().num_queued == 8)
+        go_on.set()
+        await asyncio.gather(busy, first, *waiting)
+        assert engine.stats().batch_sizes == {1: 1, 8: 1}
+
+
+async def test_a_decision_does_not_depend_on_who_waits_beside_it(
+    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
+) -> None:
+    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(max_batch=4)) as engine:
+        together = await asyncio.gather(*(engine.act(make_observation(seed), Sampling(seed=seed)) for seed in range(4)))
+        for seed in range(4):
+            alone = await engine.act(make_observation(seed), Sampling(seed=seed))
+            np.testing.assert_array_equal(alone.tokens, together[seed].tokens)
+            np.testing.assert_allclose(alone.log_probs, together[seed].log_probs, atol=1e-5)
+
+
+async def test_deterministic_decisions_are_equal_to_the_last_bit(
+    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
+) -> None:
+    config = EngineConfig(is_deterministic=True)
+    async with asyncio.timeout(30), TorchEngine(policy, lane, config) as engine:
+        crowd = await asyncio.gather(*(engine.act(make_observation(seed), Sampling(seed=seed)) for seed in range(4)))
+        assert engine.stats().batch_sizes == {1: 4}
+        for seed in reversed(range(4)):
+            alone = await engine.act(make_observation(seed), Sampling(seed=seed))
+            np.testing.assert_array_equal(alone.log_probs, crowd[seed].log_probs)
+
+
+async def test_greedy_takes_the_most_likely_tokens_whatever_the_seed(
+    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
+) -> None:
+    with torch.inference_mode():
+        best = policy.network(policy.prepare([make_observation(0)])).argmax(-1)[0] + 1008  # 1024 ids, 16 bins
+    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig()) as engine:
+        for seed in range(3):
+            chunk = await engine.act(make_observation(0), Sampling(greedy=True, seed=seed, temperature=1.6))
+            assert chunk.tokens.tolist() == best.tolist()
+
+
+async def test_a_batch_sees_one_version_and_its_weights(
+    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
+) -> None:
+    """Weights are exchanged as often as possible while decisions are made; each must come from those it names."""
+    others = [policy.copy() for _ in range(3)]
+    for scale, other in enumerate(others):
+        with torch.no_grad():
+            other.network.language_model.lm_head.weight.mul_(1.0 + scale)
+    observation, sampling = make_observation(0), Sampling(seed=4)
+    expected = {}
+    for version, other in enumerate(others):
+        with torch.inference_mode():
+            expected[version] = other.sample(other.prepare([observation]), [sampling])[1][0].numpy()
+    config = EngineConfig(is_deterministic=True)
+    seen = set()
+    async with asyncio.timeout(60), TorchEngine(policy, lane, config) as engine:
+
+        async def publish() -> None:
+            for index in range(30):
+                version = index % 3
+                await lane.run(engine.adopt, others[version].network, version)
+
+        publishing = asyncio.create_task(publish())
+        while not publishing.done():
+            chunk = await engine.act(observation, sampling)
+            np.testing.assert_allclose(chunk.log_probs, expected[chunk.weight_version], atol=1e-5)
+            seen.add(chunk.weight_version)
+        await publishing
+    assert len(seen) > 1
+
+
+async def test_a_wrong_observation_is_refused_and_the_engine_goes_on(
+    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
+) -> None:
+    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig()) as engine:
+        with pytest.raises(ValueError, match=r"observation\['image'\] is NoneType"):
+            await engine.act({"instruction": "go"})
+        assert (await engine.act(make_observation(0))).tokens.shape == (4,)
+
+
+async def test_a_temperature_of_zero_is_refused(
+    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
+) -> None:
+    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig()) as engine:
+        with pytest.raises(ValueError, match=r"temperature is 0\.0, expected > 0; use greedy=True"):
+            await engine.act(make_observation(0), Sampling(temperature=0.0))
+
+
+async def test_leaving_cancels_nothing_half_way_and_later_calls_are_refused(
+    policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
+) -> None:
+    async with asyncio.timeout(30):
+        async with TorchEngine(policy, lane, EngineConfig()) as engine:
+            await engine.act(make_observation(0))
+        with pytest.raises(RuntimeError, match="not open"):
+            await engine.act(make_observation(0))

@@ -1,0 +1,34 @@
+"""Small policies and observations for the tests of the models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, tiny
+
+
+@pytest.fixture(scope="session")
+def config() -> OpenVlaOftConfig:
+    return tiny(image_size=28)
+
+
+@pytest.fixture(scope="session")
+def policy(config: OpenVlaOftConfig) -> OpenVlaOft:
+    """Shared by tests that do not change it."""
+    return OpenVlaOft.create(config, seed=0)
+
+
+@pytest.fixture(scope="session")
+def make_observation() -> Callable[..., dict[str, Any]]:
+    def make(seed: int, instruction: str = "turn on the stove") -> dict[str, Any]:
+        rng = np.random.default_rng(seed)
+        return {
+            "image": rng.integers(0, 256, (40, 40, 3), dtype=np.uint8),
+            "wrist_image": rng.integers(0, 256, (40, 40, 3), dtype=np.uint8),
+            "state": rng.normal(size=8).astype(np.float32) * 0.1,
+            "instruction": instruction,
+        }
+
+    return make

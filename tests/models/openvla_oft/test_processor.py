@@ -1,0 +1,115 @@
+"""From observations to batches: prompts, frames, proprioception, and clear words about what does not fit."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, ProprioConfig
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.openvla_oft.processor import OpenVlaOftProcessor, prompt_of
+from vla_rl.models.vision import DINO_MEAN, DINO_STD
+
+MakeObservation = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(TINY_TOKENIZER))
+
+
+def test_the_prompt_is_openvlas_question_in_lower_case() -> None:
+    assert prompt_of("Turn on the Stove") == "In: What action should the robot take to turn on the stove?\nOut: "
+
+
+def test_the_tiny_tokenizer_begins_with_bos_and_takes_any_text(tokenizer: Tokenizer) -> None:
+    for text in ("turn on the stove", "Überraschung ☃", "\x00\x7f"):
+        ids = tokenizer.encode(text).ids
+        assert ids[0] == 1
+        assert 0 not in ids  # nothing is unknown
+        assert tokenizer.decode(ids) == text
+
+
+def test_the_tiny_tokenizer_leaves_room_for_the_action_tokens(tokenizer: Tokenizer, config: OpenVlaOftConfig) -> None:
+    assert tokenizer.get_vocab_size() <= config.llm.vocab_size - config.num_bins
+
+
+def test_the_shipped_tokenizer_is_what_its_script_makes(tmp_path: Path) -> None:
+    made = tmp_path / "tokenizer.json"
+    instructions = TINY_TOKENIZER.with_name("instructions.txt").read_text()
+    command = [sys.executable, "-m", "vla_rl.models.openvla_oft.make_tokenizer", str(made)]
+    subprocess.run(command, input=instructions, text=True, check=True, timeout=60)
+    assert made.read_text() == TINY_TOKENIZER.read_text()
+
+
+def test_frames_stay_uint8_and_take_the_size_of_the_towers(
+    policy: OpenVlaOft, make_observation: MakeObservation
+) -> None:
+    batch = policy.prepare([make_observation(0), make_observation(1)])
+    assert batch.images.dtype is torch.uint8
+    assert batch.images.shape == (2, 2, 3, 28, 28)
+
+
+def test_frames_of_the_right_size_are_not_touched(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+    observation = make_observation(0)
+    observation["image"] = np.ascontiguousarray(observation["image"][:28, :28])
+    observation["wrist_image"] = np.ascontiguousarray(observation["wrist_image"][:28, :28])
+    images = policy.prepare([observation]).images
+    np.testing.assert_array_equal(images[0, 0].permute(1, 2, 0).numpy(), observation["image"])
+    np.testing.assert_array_equal(images[0, 1].permute(1, 2, 0).numpy(), observation["wrist_image"])
+
+
+def test_frames_of_different_sizes_fit_into_one_batch(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+    small, large = make_observation(0), make_observation(1)
+    small["image"] = np.ascontiguousarray(small["image"][:30, :30])
+    together = policy.prepare([small, large])
+    assert torch.equal(together.images[0], policy.prepare([small]).images[0])
+    assert torch.equal(together.images[1], policy.prepare([large]).images[0])
+
+
+def test_prompts_are_padded_on_the_right(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+    short, long = "push", "put both moka pots on the stove"
+    batch = policy.prepare([make_observation(0, short), make_observation(0, long)])
+    lengths = batch.prompt_lengths.tolist()
+    assert lengths[0] < lengths[1] == batch.prompts.shape[1]
+    assert batch.prompts[:, 0].tolist() == [1, 1]
+    assert set(batch.prompts[0, lengths[0] :].tolist()) == {policy.config.llm.pad_token_id}
+
+
+def test_proprioception_is_scaled_by_its_bounds_and_clipped(config: OpenVlaOftConfig, tokenizer: Tokenizer) -> None:
+    proprio = ProprioConfig(key="arm", low=(0.0, -10.0, 0.0), high=(4.0, 10.0, 1.0))
+    processor = OpenVlaOftProcessor(msgspec.structs.replace(config, proprio=proprio), tokenizer)
+    frame = np.zeros((28, 28, 3), np.uint8)
+    observation = {"image": frame, "wrist_image": frame, "instruction": "go", "arm": np.array([1.0, 0.0, 7.0])}
+    scaled = processor.prepare([observation]).proprio
+    assert scaled is not None
+    np.testing.assert_allclose(scaled.numpy(), [[-0.5, 0.0, 1.0]], atol=1e-6)
+
+
+def test_the_dino_constants_are_those_rounded_to_bfloat16() -> None:
+    for exact, rounded in (((0.485, 0.456, 0.406), DINO_MEAN), ((0.229, 0.224, 0.225), DINO_STD)):
+        assert torch.tensor(exact).bfloat16().tolist() == list(rounded)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("image", np.zeros((3, 28, 28), np.uint8), r"observation\['image'\] is uint8 \[3, 28, 28\], expected uint8"),
+        ("image", np.zeros((28, 28, 3), np.float32), r"is float32 \[28, 28, 3\], expected uint8 \[H, W, 3\]"),
+        ("wrist_image", None, r"observation\['wrist_image'\] is NoneType"),
+        ("state", np.zeros(7, np.float32), r"observation\['state'\] is float32 \[7\], expected float32 \[8\]"),
+        ("instruction", 3, r"observation\['instruction'\] is int, expected the task in words"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    policy: OpenVlaOft, make_observation: MakeObservation, key: str, value: object, complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        policy.prepare([make_observation(0) | {key: value}])

@@ -1,0 +1,72 @@
+"""Engines and learners: who computes actions, who updates the weights, and the one lane both share the device on.
+
+policy_model   what they need of a policy family
+device_lane    the thread that owns the device
+torch_engine   `TorchEngine`: actions in batches of whoever waits
+learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
+checkpoint     everything that a run goes on from, whole or not at all
+
+Configs import in an instant; the rest brings torch, when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.engines.config import EngineConfig, ImitationConfig, LearnerConfig, OptimizerConfig
+
+if TYPE_CHECKING:
+    from vla_rl.engines.checkpoint import (
+        Checkpoint,
+        latest_checkpoint,
+        list_checkpoints,
+        load_checkpoint,
+        save_checkpoint,
+    )
+    from vla_rl.engines.device_lane import DeviceLane
+    from vla_rl.engines.imitation import Demonstration, Imitator
+    from vla_rl.engines.learner import Learner, TokenLoss, UpdateReport
+    from vla_rl.engines.optimizer import DivergedError
+    from vla_rl.engines.policy_model import PolicyModel
+    from vla_rl.engines.torch_engine import TorchEngine
+    from vla_rl.engines.training import TrainingState, WeightSink
+
+__all__ = [
+    "Checkpoint",
+    "Demonstration",
+    "DeviceLane",
+    "DivergedError",
+    "EngineConfig",
+    "ImitationConfig",
+    "Imitator",
+    "Learner",
+    "LearnerConfig",
+    "OptimizerConfig",
+    "PolicyModel",
+    "TokenLoss",
+    "TorchEngine",
+    "TrainingState",
+    "UpdateReport",
+    "WeightSink",
+    "latest_checkpoint",
+    "list_checkpoints",
+    "load_checkpoint",
+    "save_checkpoint",
+]
+
+_HOME = {
+    "checkpoint": ("Checkpoint", "latest_checkpoint", "list_checkpoints", "load_checkpoint", "save_checkpoint"),
+    "device_lane": ("DeviceLane",),
+    "imitation": ("Demonstration", "Imitator"),
+    "learner": ("Learner", "TokenLoss", "UpdateReport"),
+    "optimizer": ("DivergedError",),
+    "policy_model": ("PolicyModel",),
+    "torch_engine": ("TorchEngine",),
+    "training": ("TrainingState", "WeightSink"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

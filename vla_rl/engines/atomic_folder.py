@@ -1,0 +1,154 @@
+"""A folder that appears whole or not at all: written beside its place, synced, then renamed into it.
+
+    .writing-<name>-<pid>/...   every file written and synced
+    .../manifest.json           last: size and digest of every file; a folder without it is not complete
+    rename                      to <name>, and the parent folder is synced
+
+A crash leaves at most a `.writing-*` folder, which nobody reads and the next write of the same name removes.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vla_rl.errors import CheckpointError
+
+MANIFEST: Final = "manifest.json"
+WRITING: Final = ".writing-"
+DIGEST_BLOCK: Final = 1 << 20
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of a complete folder."""
+
+    num_bytes: int
+    blake2b: str
+
+
+class FolderWriter:
+    """Hands out files of a folder in the making; relative paths, parents are made."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write one file."""
+        self._path(name).write_bytes(data)
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write one safetensors file, streamed from where the tensors lie."""
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self._path(name), {"format": "pt"})
+
+    def _path(self, name: str) -> Path:
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+@contextmanager
+def writing_folder(target: Path, num_bytes: int) -> Iterator[FolderWriter]:
+    """Write the files of `target` inside the context; it appears when the context is left without an error.
+
+    Args:
+        target: must not exist yet, or be an empty folder.
+        num_bytes: about how much will be written; checked against the free space first.
+
+    Raises: CheckpointError where there is no room, nothing can be written, or `target` is taken. Nothing of it stays.
+    """
+    target = target.absolute()
+    temporary = target.parent / f"{WRITING}{target.name}-{os.getpid()}"
+    try:
+        _claim(target, temporary, num_bytes)
+        try:
+            yield FolderWriter(temporary)
+            _complete(temporary)
+            os.replace(temporary, target)
+            _sync(target.parent)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{target} could not be written: {error}; nothing of it was left behind.") from error
+
+
+def verify_folder(folder: Path) -> dict[str, FileEntry]:
+    """Check every file against the manifest. Raises: CheckpointError naming the first file that is not as written."""
+    entries = read_manifest(folder)
+    for name, entry in entries.items():
+        path = folder / name
+        try:
+            size = path.stat().st_size
+            found = _digest(path) if size == entry.num_bytes else ""
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}; the checkpoint is damaged.") from error
+        if size != entry.num_bytes:
+            raise CheckpointError(f"{path} has {size} bytes, expected {entry.num_bytes}; the checkpoint is damaged.")
+        if found != entry.blake2b:
+            raise CheckpointError(f"{path} is not what was written (its digest differs); the checkpoint is damaged.")
+    return entries
+
+
+def read_manifest(folder: Path) -> dict[str, FileEntry]:
+    """The files of a complete folder. Raises: CheckpointError where it was never completed."""
+    path = folder / MANIFEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, FileEntry])
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{folder} has no {MANIFEST}; expected a folder that was written to its end. "
+            "It is half-written, or no checkpoint: take an older one."
+        ) from error
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; the checkpoint is damaged.") from error
+
+
+def _claim(target: Path, temporary: Path, num_bytes: int) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise FileExistsError(errno.EEXIST, "it exists already; choose another name or remove it")
+    for stale in target.parent.glob(f"{WRITING}{target.name}-*"):
+        shutil.rmtree(stale)
+    free = shutil.disk_usage(target.parent).free
+    if free < num_bytes:
+        raise OSError(errno.ENOSPC, f"{num_bytes:,} bytes are needed and {free:,} are free")
+    temporary.mkdir()
+
+
+def _complete(folder: Path) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    entries: dict[str, FileEntry] = {}
+    for path in files:
+        _sync(path)
+        entries[path.relative_to(folder).as_posix()] = FileEntry(path.stat().st_size, _digest(path))
+    manifest = folder / MANIFEST
+    manifest.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=1))
+    _sync(manifest)
+    for inner in [path for path in folder.rglob("*") if path.is_dir()]:
+        _sync(inner)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(DIGEST_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+"""The one thread that owns the device, and the one beside it that prepares its input.
+
+    inference ──┐ run(fn)                                   prepare(fn) ┌── observations to batches
+    learning  ──┴─► FIFO ─► device thread: one at a time    host thread ◄┘   (resizing, tokenising)
+
+Whoever uses the device submits small pieces (one inference batch, one micro-batch) and awaits each before the next. First
+come, first served is therefore fair: between two micro-batches of an update every waiting inference batch gets its turn.
+A piece is atomic: what it reads and writes nobody else touches meanwhile, and cancelling the `await` does not stop it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import CancelledError as NeverStarted
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self, TypeVar, TypeVarTuple
+
+import torch
+
+from vla_rl.engines.threads import run_to_its_end
+
+T = TypeVar("T")
+S = TypeVar("S")
+Ts = TypeVarTuple("Ts")
+
+_log = logging.getLogger(__name__)
+
+
+class DeviceLane:
+    """Serialises all use of one device; `async with` waits for what still runs before it lets go.
+
+    Args:
+        num_threads: threads that torch computes with inside the lane, on a CPU; None leaves torch's own choice. One thread
+            makes results independent of the machine's number of cores.
+        name: prefix of the threads' names.
+    """
+
+    def __init__(self, num_threads: int | None = None, name: str = "device") -> None:
+        if num_threads is not None and num_threads < 1:
+            raise ValueError(f"num_threads is {num_threads}, expected at least 1, or None for torch's own choice.")
+        self._device = ThreadPoolExecutor(1, f"{name}-lane", _use_threads, (num_threads,))
+        self._host = ThreadPoolExecutor(1, f"{name}-host", _use_threads, (1,))
+        self._busy_s: dict[str, float] = {}
+        self._opened_at = time.perf_counter()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(self, fn: Callable[[*Ts], T], *args: *Ts, work: str = "other") -> T:
+        """`fn(*args)` on the device thread, after everything submitted before; its time is counted as `work`.
+
+        Cancelled before its turn, it never runs; cancelled while it runs, it runs to its end and what it raises is logged.
+        """
+        return await self._await(self._device.submit(self._timed, work, lambda: fn(*args)))
+
+    async def prepare(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+        """`fn(*args)` on the host thread: work that makes input for the device and touches nothing of it."""
+        return await self._await(self._host.submit(fn, *args))
+
+    async def prepared_ahead(self, fn: Callable[[S], T], inputs: Sequence[S]) -> AsyncGenerator[tuple[S, T], None]:
+        """Every input with `fn(input)`, in order; the next one is prepared while the caller uses this one.
+
+        Use it inside `contextlib.aclosing`, so that leaving early drops the one prepared ahead.
+        """
+        ahead = self._host.submit(fn, inputs[0]) if inputs else None
+        try:
+            for index, value in enumerate(inputs):
+                assert ahead is not None
+                result = await self._await(ahead)
+                ahead = self._host.submit(fn, inputs[index + 1]) if index + 1 < len(inputs) else None
+                yield value, result
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Seconds that the device thread worked since it was opened, by kind of work."""
+        return dict(self._busy_s)
+
+    def busy_share(self) -> float:
+        """Share of the time since it was opened in which the device thread worked."""
+        return sum(self._busy_s.values()) / max(time.perf_counter() - self._opened_at, 1e-9)
+
+    async def close(self) -> None:
+        """Refuse new work, drop what has not begun, and wait for what runs."""
+        for executor in (self._device, self._host):
+            await run_to_its_end(_shut_down, executor)
+
+    def _timed(self, work: str, job: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        try:
+            return job()
+        finally:
+            self._busy_s[work] = self._busy_s.get(work, 0.0) + time.perf_counter() - started
+
+    async def _await(self, future: Future[T]) -> T:
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_log_what_nobody_awaits)
+            raise
+
+
+def _use_threads(num_threads: int | None) -> None:
+    # the number is a property of the calling thread, so it is set in the thread that computes
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+
+
+def _shut_down(executor: ThreadPoolExecutor) -> None:
+    executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _log_what_nobody_awaits(future: Future[T]) -> None:
+    try:
+        error = future.exception()
+    except NeverStarted:
+        return
+    if error is not None:
+        _log.error("work on the device failed after its caller was cancelled", exc_info=error)

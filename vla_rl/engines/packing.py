@@ -1,0 +1,62 @@
+"""Plain values with arrays in them to bytes and back: msgpack, with arrays as extension types. No pickle.
+
+What may be packed: what msgspec encodes (structs, dicts, lists, tuples, enums, numbers, strings) plus NumPy arrays and
+numbers, anywhere inside. Arrays come back writable, with their dtype and shape; an array of objects is refused.
+"""
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+
+T = TypeVar("T")
+
+ARRAY: Final = 1
+"""Extension code of an array: dtype and shape as msgpack, then its bytes in C order."""
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def pack(value: object) -> bytes:
+    """Encode. Raises: TypeError naming the type that cannot be."""
+    return _ENCODER.encode(value)
+
+
+def unpack(data: bytes, type: type[T]) -> T:
+    """Decode as `type`. Raises: ValueError where the bytes are not one."""
+    try:
+        return msgspec.msgpack.decode(data, type=type, ext_hook=_decode_extension, dec_hook=_accept_array)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"packed bytes are not a {type}: {error}") from error
+
+
+def _encode_special(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError(f"an array of dtype {value.dtype} cannot be packed; use numbers or fixed-width strings.")
+        header = msgspec.msgpack.encode(_Header(value.dtype.str, value.shape))
+        return msgspec.msgpack.Ext(ARRAY, len(header).to_bytes(2, "little") + header + value.tobytes())
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} cannot be packed; use plain values and NumPy arrays.")
+
+
+def _decode_extension(code: int, data: memoryview) -> np.ndarray:
+    if code != ARRAY:
+        raise ValueError(f"extension code {code} is unknown, expected {ARRAY}")
+    num_header = int.from_bytes(data[:2], "little")
+    header = msgspec.msgpack.decode(data[2 : 2 + num_header], type=_Header)
+    flat = np.frombuffer(data[2 + num_header :], dtype=np.dtype(header.dtype))
+    return flat.reshape(header.shape).copy()
+
+
+def _accept_array(expected: type[Any], value: Any) -> Any:
+    if isinstance(value, expected):
+        return value
+    raise ValueError(f"a {type(value).__name__} stands where a {expected.__name__} is expected")
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_special)

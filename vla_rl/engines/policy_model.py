@@ -1,0 +1,64 @@
+"""What an engine and a learner need of any policy family, and nothing else about it.
+
+    observations ─► prepare ─► batch ─► sample ──► tokens, log_probs ─► decode ─► actions     (acting)
+                                  └───► log_probs, entropy of given tokens                    (learning)
+    demonstrated actions ─► encode ─► tokens                                                  (imitating)
+
+`prepare`, `encode` and `decode` run on the CPU in any thread; `sample` and `log_probs` run on the device lane. A family
+writes one class with these methods; `vla_rl/models/openvla_oft/policy.py` is the one to read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from vla_rl.types import Observation, Sampling
+
+BatchT = TypeVar("BatchT")
+
+
+class PolicyModel(Protocol[BatchT]):
+    """A policy over T discrete tokens per decision. T may differ from family to family, not from call to call.
+
+    Invariant: the logits of a row depend on its own observation and the weights only, up to float rounding: neither on
+    the other rows of the batch nor on their number, nor on padding. There is no dropout: acting and learning agree.
+    """
+
+    @property
+    def network(self) -> nn.Module:
+        """Holds the parameters; what the learner optimises and what is copied from version to version."""
+        ...
+
+    def prepare(self, observations: Sequence[Observation]) -> BatchT:
+        """Turn observations into a batch on the CPU; frames stay uint8. Raises: ValueError for what does not fit."""
+        ...
+
+    def sample(self, batch: BatchT, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+        """Choose the tokens of every row by its own `Sampling`: int64 [B, T], and their float32 [B, T] log-probs."""
+        ...
+
+    def log_probs(self, batch: BatchT, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies, float32 [B, T] with a gradient, of `tokens` int64 [B, T] at `temperatures` [B]."""
+        ...
+
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        """Action chunks float32 [B, H, D] to tokens int64 [B, T]."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens int64 [B, T] to action chunks float32 [B, H, D], in the environment's units."""
+        ...
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Every parameter under the name that the family's files give it; views, not copies."""
+        ...
+
+    def checkpoint_files(self) -> Mapping[str, bytes]:
+        """Small files beside the tensors that make a checkpoint whole, such as `config.json`."""
+        ...
+
+    def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors into the network. Raises: CheckpointError listing missing, unknown and misshapen names."""
+        ...

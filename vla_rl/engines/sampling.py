@@ -1,0 +1,46 @@
+"""Sampling tokens from logits with noise of each row's own, so that a decision can be made again anywhere.
+
+A row's noise comes from its `Sampling.seed` alone, through a counter-based generator on the CPU; the same logits and seed
+give the same tokens on every device, in every batch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.types import Sampling
+
+
+def seeded_uniforms(samplings: Sequence[Sampling], num_tokens: int) -> Tensor:
+    """float64 [B, num_tokens] in [0, 1), row by row from `Sampling.seed`."""
+    rows = [np.random.Generator(np.random.Philox(sampling.seed)).random(num_tokens) for sampling in samplings]
+    return torch.from_numpy(np.stack(rows))
+
+
+def choose_tokens(logits: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+    """Sample by inverting the cumulative distribution, or take the most likely token where a row is greedy.
+
+    Args:
+        logits: float [B, T, V], before temperature.
+        samplings: B of them.
+
+    Returns: indices into V, int64 [B, T], and their log-probs after temperature, float32 [B, T].
+    """
+    for sampling in samplings:
+        if not sampling.temperature > 0.0:
+            raise ValueError(f"Sampling.temperature is {sampling.temperature}, expected > 0; use greedy=True instead.")
+    temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=logits.device)
+    log_probs = tempered_log_probs(logits, temperatures)
+    cumulative = log_probs.double().exp().cumsum(dim=-1)
+    noise = seeded_uniforms(samplings, logits.shape[1]).to(logits.device)[..., None] * cumulative[..., -1:]
+    sampled = torch.searchsorted(cumulative, noise, right=True)[..., 0].clamp(max=logits.shape[2] - 1)
+    is_greedy = torch.tensor([sampling.greedy for sampling in samplings], device=logits.device)
+    chosen = torch.where(is_greedy[:, None], log_probs.argmax(dim=-1), sampled)
+    return chosen, log_probs.gather(-1, chosen[..., None])[..., 0]
+
+
+def tempered_log_probs(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """log softmax(logits / temperature) in float32, [B, T, V] with one temperature a row."""
+    return torch.log_softmax(logits.float() / temperatures.float()[:, None, None], dim=-1)

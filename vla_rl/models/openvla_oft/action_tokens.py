@@ -1,0 +1,157 @@
+"""Numbers to action tokens and back: the last ids of the vocabulary are bins of [-1, 1], counted downwards.
+
+    edges     linspace(-1, 1, num_bins)          num_bins of them, so num_bins - 1 bins with a centre each
+    encode    id = vocab_size - digitize(clip(a, -1, 1), edges)
+    decode    a  = centre[clip(vocab_size - id - 1, 0, num_bins - 2)]
+
+The larger the id, the smaller the action; the two smallest ids decode alike, because the last edge has a bin of its own.
+Between [-1, 1] and the environment's units stand the bounds of the training data, dimension by dimension.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import numpy as np
+
+from vla_rl.types import Config
+
+
+class ActionBounds(Config, frozen=True, kw_only=True):
+    """What -1 and 1 mean in the environment's units, dimension by dimension."""
+
+    low: tuple[float, ...]
+    """The environment's value at -1: the 1st percentile of the training data, in the public checkpoints."""
+
+    high: tuple[float, ...]
+    """The environment's value at 1: the 99th percentile, in the public checkpoints."""
+
+    is_scaled: tuple[bool, ...]
+    """False for dimensions that are taken as they are, such as the gripper."""
+
+    gripper: Literal["signed", "openvla"] = "signed"
+    """Last dimension: `signed` as the environment has it; `openvla` for 0 = close, 1 = open turned to +1 and -1."""
+
+    def __post_init__(self) -> None:
+        self.require(len(self.low) > 0, "low", "one number for each action dimension")
+        self.require(len(self.high) == len(self.low), "high", f"{len(self.low)} numbers, as many as low has")
+        self.require(len(self.is_scaled) == len(self.low), "is_scaled", f"{len(self.low)} booleans, as many as low has")
+        rising = all(
+            low < high for low, high, scaled in zip(self.low, self.high, self.is_scaled, strict=True) if scaled
+        )
+        self.require(rising, "high", f"above low = {self.low} in every scaled dimension")
+
+    @property
+    def action_dim(self) -> int:
+        """Numbers in one control step."""
+        return len(self.low)
+
+
+def unit_bounds(action_dim: int) -> ActionBounds:
+    """The model's [-1, 1] is the environment's: for policies trained here from scratch."""
+    return ActionBounds(low=(-1.0,) * action_dim, high=(1.0,) * action_dim, is_scaled=(True,) * action_dim)
+
+
+def _libero_bounds(low: tuple[float, ...], high: tuple[float, ...]) -> ActionBounds:
+    return ActionBounds(low=(*low, 0.0), high=(*high, 1.0), is_scaled=(True,) * 6 + (False,), gripper="openvla")
+
+
+LIBERO_BOUNDS: Final[dict[str, ActionBounds]] = {
+    "libero_spatial": _libero_bounds(
+        low=(
+            -0.7454732114076613,
+            -0.6616071462631226,
+            -0.9375,
+            -0.1071428582072258,
+            -0.20678570866584778,
+            -0.1842857152223587,
+        ),
+        high=(
+            0.9375,
+            0.8758928775787354,
+            0.9321428537368774,
+            0.1039285734295845,
+            0.17678570747375488,
+            0.14571428298950195,
+        ),
+    ),
+    "libero_object": _libero_bounds(
+        low=(
+            -0.5383928418159485,
+            -0.8758928775787354,
+            -0.9375,
+            -0.06964285671710968,
+            -0.11678571254014969,
+            -0.15964286029338837,
+        ),
+        high=(0.8464285731315613, 0.84375, 0.9375, 0.08142857253551483, 0.14892856776714325, 0.0867857113480568),
+    ),
+    "libero_goal": _libero_bounds(
+        low=(
+            -0.8785714507102966,
+            -0.7553571462631226,
+            -0.9375,
+            -0.1510714292526245,
+            -0.1639285683631897,
+            -0.13777500048279764,
+        ),
+        high=(0.9375, 0.9107142686843872, 0.9375, 0.20357142388820648, 0.26357144117355347, 0.375),
+    ),
+    "libero_10": _libero_bounds(
+        low=(
+            -0.6348214149475098,
+            -0.7741071581840515,
+            -0.7633928656578064,
+            -0.09749999642372131,
+            -0.14819999992847435,
+            -0.2742857038974762,
+        ),
+        high=(
+            0.7714285850524902,
+            0.8464285731315613,
+            0.9375,
+            0.13928571343421936,
+            0.15964286029338837,
+            0.3246428668498993,
+        ),
+    ),
+}
+"""Statistics of the four LIBERO fine-tuning sets, as the public OpenVLA checkpoints carry them (q01 and q99)."""
+
+
+class ActionTokenizer:
+    """Between action chunks in the environment's units, float32 [..., D], and token ids, int64 [..., D]."""
+
+    def __init__(self, vocab_size: int, num_bins: int, bounds: ActionBounds) -> None:
+        self._vocab_size, self._num_bins, self._bounds = vocab_size, num_bins, bounds
+        self._edges = np.linspace(-1.0, 1.0, num_bins)
+        self._centres = (self._edges[:-1] + self._edges[1:]) / 2.0
+        self._low, self._high = np.array(bounds.low), np.array(bounds.high)
+        self._is_scaled = np.array(bounds.is_scaled)
+
+    @property
+    def first_id(self) -> int:
+        """The smallest action token id, which stands for the largest action."""
+        return self._vocab_size - self._num_bins
+
+    def encode(self, actions: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
+        """The token of every number; what lies outside the bounds is clipped to them."""
+        values = np.asarray(actions, dtype=np.float64)
+        if values.shape[-1] != self._bounds.action_dim:
+            raise ValueError(
+                f"actions have {values.shape[-1]} dimensions, expected {self._bounds.action_dim}; "
+                "the policy's action bounds say how many it has."
+            )
+        if self._bounds.gripper == "openvla":
+            values = values.copy()
+            values[..., -1] = (1.0 - values[..., -1]) / 2.0  # +1 = close, -1 = open becomes 0 = close, 1 = open
+        scaled = 2.0 * (values - self._low) / (self._high - self._low) - 1.0
+        unit = np.clip(np.where(self._is_scaled, scaled, values), -1.0, 1.0)
+        return (self._vocab_size - np.digitize(unit, self._edges)).astype(np.int64)
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """The number of every token, in float64 until the last step; ids outside the action range take the nearest bin."""
+        unit = self._centres[np.clip(self._vocab_size - tokens - 1, 0, self._num_bins - 2)]
+        values = np.where(self._is_scaled, 0.5 * (unit + 1.0) * (self._high - self._low) + self._low, unit)
+        if self._bounds.gripper == "openvla":
+            values[..., -1] = np.where(values[..., -1] > 0.5, -1.0, 1.0)  # 1 = open becomes -1, 0 = close becomes +1
+        return values.astype(np.float32)

@@ -1,0 +1,151 @@
+"""From observations to what the network takes, on the CPU: uint8 frames stay uint8, text becomes ids, proprio is scaled.
+
+Runs off the event loop and off the device lane. Pixels become numbers only on the device (`FusedVisionBackbone`), so
+that what is kept, queued and copied is four times smaller.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
+from vla_rl.types import Observation
+
+PROMPT_CACHE_SIZE = 1024
+"""Instructions whose token ids are kept; a run has a few hundred at most."""
+
+
+@dataclass(frozen=True)
+class OpenVlaOftBatch:
+    """Observations of B decisions, ready for the network.
+
+    Attributes:
+        images: uint8 [B, cameras, 3, S, S].
+        prompts: int64 [B, P], right-padded; every row begins with BOS.
+        prompt_lengths: int64 [B], ids of each row that are not padding.
+        proprio: float32 [B, D] in [-1, 1], or None where the policy has none.
+    """
+
+    images: Tensor
+    prompts: Tensor
+    prompt_lengths: Tensor
+    proprio: Tensor | None
+
+    def to(self, device: torch.device) -> "OpenVlaOftBatch":
+        """The same batch on `device`."""
+        return OpenVlaOftBatch(
+            images=self.images.to(device),
+            prompts=self.prompts.to(device),
+            prompt_lengths=self.prompt_lengths.to(device),
+            proprio=None if self.proprio is None else self.proprio.to(device),
+        )
+
+
+def prompt_of(instruction: str) -> str:
+    """OpenVLA's question. The space at its end is the token that the first action is read from."""
+    return f"In: What action should the robot take to {instruction.lower()}?\nOut: "
+
+
+class OpenVlaOftProcessor:
+    """Turns observations into batches. Immutable, so any thread may use it."""
+
+    def __init__(self, config: OpenVlaOftConfig, tokenizer: Tokenizer) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        first_action_id = config.llm.vocab_size - config.num_bins
+        if tokenizer.get_vocab_size() > config.llm.vocab_size:
+            raise ValueError(
+                f"the tokenizer has {tokenizer.get_vocab_size()} tokens, expected at most vocab_size = "
+                f"{config.llm.vocab_size}, of which ids from {first_action_id} on are action tokens."
+            )
+        self._prompt_ids = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._encode_prompt)
+        if config.proprio is not None:
+            self._proprio_low = np.array(config.proprio.low)
+            self._proprio_range = np.array(config.proprio.high) - self._proprio_low
+
+    def prepare(self, observations: Sequence[Observation]) -> OpenVlaOftBatch:
+        """One row for each observation.
+
+        Raises: ValueError naming the key where a frame or state has another shape or dtype than expected.
+        """
+        prompts = [self._prompt_ids(_instruction(observation)) for observation in observations]
+        lengths = [len(ids) for ids in prompts]
+        padded = np.full((len(prompts), max(lengths)), self._config.llm.pad_token_id, dtype=np.int64)
+        for row, ids in enumerate(prompts):
+            padded[row, : len(ids)] = ids
+        return OpenVlaOftBatch(
+            images=self._images(observations),
+            prompts=torch.from_numpy(padded),
+            prompt_lengths=torch.tensor(lengths, dtype=torch.int64),
+            proprio=self._proprio(observations),
+        )
+
+    def _encode_prompt(self, instruction: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(prompt_of(instruction)).ids)
+
+    def _images(self, observations: Sequence[Observation]) -> Tensor:
+        cameras = [self._camera(observations, key) for key in self._config.cameras]
+        return torch.stack(cameras, dim=1)
+
+    def _camera(self, observations: Sequence[Observation], key: str) -> Tensor:
+        """uint8 [B, 3, S, S]; frames of one size are resized together."""
+        frames = [_frame(observation, key) for observation in observations]
+        if len({frame.shape for frame in frames}) > 1:
+            return torch.cat([self._resize(frame[None]) for frame in frames])
+        return self._resize(np.stack(frames))
+
+    def _resize(self, frames: np.ndarray) -> Tensor:
+        # a view with channels second, laid out channels last: the fast path of the resize on CPUs
+        images = torch.from_numpy(frames).permute(0, 3, 1, 2)
+        size = self._config.image_size
+        if images.shape[-2:] != (size, size):
+            images = torch.nn.functional.interpolate(
+                images, size=(size, size), mode="bicubic", antialias=True, align_corners=False
+            )
+        return images.contiguous()
+
+    def _proprio(self, observations: Sequence[Observation]) -> Tensor | None:
+        if self._config.proprio is None:
+            return None
+        key, width = self._config.proprio.key, len(self._config.proprio.low)
+        rows = np.stack([_vector(observation, key, width) for observation in observations]).astype(np.float64)
+        unit = 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0
+        return torch.from_numpy(np.clip(unit, -1.0, 1.0).astype(np.float32))
+
+
+def _instruction(observation: Observation) -> str:
+    instruction = observation.get("instruction")
+    if not isinstance(instruction, str):
+        raise ValueError(
+            f"observation['instruction'] is {type(instruction).__name__}, expected the task in words (str); "
+            f"the observation's keys are {sorted(observation)}."
+        )
+    return instruction
+
+
+def _frame(observation: Observation, key: str) -> np.ndarray:
+    frame = observation.get(key)
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        raise ValueError(
+            f"observation[{key!r}] is {_described(frame)}, expected uint8 [H, W, 3] (RGB, channels last); "
+            f"the observation's keys are {sorted(observation)}, and `cameras` in the policy's config names the images."
+        )
+    return frame
+
+
+def _vector(observation: Observation, key: str, width: int) -> np.ndarray:
+    vector = observation.get(key)
+    if not isinstance(vector, np.ndarray) or vector.shape != (width,):
+        raise ValueError(
+            f"observation[{key!r}] is {_described(vector)}, expected float32 [{width}]; "
+            f"`proprio` in the policy's config says which key and how many dimensions."
+        )
+    return vector
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

@@ -1,0 +1,104 @@
+"""Fused vision towers and their projector, as OpenVLA stacks them: DINOv2 beside SigLIP, patch by patch, into the LLM.
+
+    images uint8 [B, N, 3, S, S] ─► DINOv2 normalisation  ─► featurizer       ─┐
+                                 └► SigLIP normalisation  ─► fused_featurizer ─┴► channels ─► projector [B, N * P, D]
+
+Parameter names are those of the public checkpoints (`featurizer`, `fused_featurizer`; `fc1`, `fc2`, `fc3`), apart from
+timm's own names inside the towers. Called by every OpenVLA family.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before timm
+
+# isort: split
+import timm
+import torch
+from torch import Tensor, nn
+
+# DINOv2's ImageNet constants as every OpenVLA checkpoint has applied them: they were rounded to bfloat16 when the public
+# weights were converted, and all later fine-tunes inherited the rounded values.
+DINO_MEAN: Final = (0.484375, 0.455078125, 0.40625)
+DINO_STD: Final = (0.228515625, 0.2236328125, 0.224609375)
+SIGLIP_MEAN: Final = (0.5, 0.5, 0.5)
+SIGLIP_STD: Final = (0.5, 0.5, 0.5)
+
+
+def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> nn.Module:
+    """A timm ViT without a head, at `image_size`; `overrides` shrink it, such as `{"depth": 3, "embed_dim": 64}`."""
+    tower: nn.Module = timm.create_model(timm_id, pretrained=False, num_classes=0, img_size=image_size, **overrides)
+    return tower
+
+
+class FusedVisionBackbone(nn.Module):
+    """Two ViTs look at the same image; their patch features are concatenated channel by channel.
+
+    A feature is the output of the second-to-last block, without the final norm; prefix tokens (class, registers) are
+    dropped. The last block, the norm and SigLIP's pooling never run: they are kept because checkpoints hold them.
+    """
+
+    def __init__(self, featurizer: nn.Module, fused_featurizer: nn.Module) -> None:
+        super().__init__()
+        self.featurizer, self.fused_featurizer = featurizer, fused_featurizer
+        constants = torch.tensor([DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD], dtype=torch.float32)
+        self.register_buffer("_constants", constants.view(4, 1, 3, 1, 1), persistent=False)
+
+    @property
+    def width(self) -> int:
+        """Channels of a fused patch."""
+        return int(self.featurizer.embed_dim) + int(self.fused_featurizer.embed_dim)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Args: images, uint8 [B, N, 3, S, S]. Returns: [B, N * patches, width], image after image."""
+        batch, num_images = images.shape[:2]
+        pixels = images.flatten(0, 1).float() / 255.0
+        dino_mean, dino_std, siglip_mean, siglip_std = self._constants.float().unbind(0)  # type: ignore[operator]
+        towers = (
+            (self.featurizer, (pixels - dino_mean) / dino_std),
+            (self.fused_featurizer, (pixels - siglip_mean) / siglip_std),
+        )
+        patches = torch.cat([_second_to_last_block(tower, normalised) for tower, normalised in towers], dim=-1)
+        return patches.view(batch, num_images * patches.shape[1], patches.shape[2])
+
+
+def _second_to_last_block(tower: nn.Module, pixels: Tensor) -> Tensor:
+    pixels = pixels.to(next(tower.parameters()).dtype)
+    layers = tower.forward_intermediates(  # type: ignore[operator]
+        pixels,
+        indices=[len(tower.blocks) - 2],  # type: ignore[arg-type]
+        norm=False,
+        stop_early=True,
+        output_fmt="NLC",
+        intermediates_only=True,
+    )
+    features: Tensor = layers[0]
+    return features
+
+
+class Projector(nn.Module):
+    """The 3-layer MLP from fused patches to the LLM's width, exact GELU between the layers."""
+
+    def __init__(self, vision_width: int, llm_width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(vision_width, 4 * vision_width)
+        self.fc2 = nn.Linear(4 * vision_width, llm_width)
+        self.fc3 = nn.Linear(llm_width, llm_width)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """[B, P, vision_width] to [B, P, llm_width]."""
+        hidden = nn.functional.gelu(self.fc1(patches))
+        return self.fc3(nn.functional.gelu(self.fc2(hidden)))  # type: ignore[no-any-return]
+
+
+class ProprioProjector(nn.Module):
+    """The 2-layer MLP that turns normalised proprioception into one token, exact GELU between the layers."""
+
+    def __init__(self, num_inputs: int, llm_width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(num_inputs, llm_width)
+        self.fc2 = nn.Linear(llm_width, llm_width)
+
+    def forward(self, proprio: Tensor) -> Tensor:
+        """[B, num_inputs] to [B, llm_width]."""
+        return self.fc2(nn.functional.gelu(self.fc1(proprio)))  # type: ignore[no-any-return]
