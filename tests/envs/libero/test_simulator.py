@@ -1,0 +1,76 @@
+"""What is refused before a simulation starts: another MuJoCo, no way to draw, assets that lack a file."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vla_rl.envs.libero import LiberoEnv
+from vla_rl.envs.libero.probe import probe_physics
+from vla_rl.envs.libero.simulator import refuse_wrong_mujoco
+from vla_rl.errors import EnvError
+
+
+def _choose_graphics(**variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
+    code = (
+        "from vla_rl.envs.libero.graphics import choose_graphics, make_context;"
+        "print(choose_graphics()); context = make_context(64); context.make_current(); context.free()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**environment, **variables}
+    )
+
+
+@pytest.mark.parametrize("version", ["3.3.0", "3.3.2"])
+def test_the_mujoco_of_published_results_is_taken(version: str) -> None:
+    refuse_wrong_mujoco(version)
+
+
+@pytest.mark.parametrize("version", ["3.2.7", "3.3.3", "3.4.0", "3.8.1"])
+def test_a_mujoco_with_other_physics_or_pictures_is_refused(version: str) -> None:
+    with pytest.raises(EnvError, match=f"mujoco is {version}, expected >=3.3.0,<3.3.3.*ramekin"):
+        refuse_wrong_mujoco(version)
+
+
+def test_egl_draws_by_default() -> None:
+    assert _choose_graphics().stdout.split() == ["egl"]
+
+
+def test_osmesa_takes_over_where_egl_has_no_device() -> None:
+    assert _choose_graphics(MUJOCO_EGL_DEVICE_ID="99").stdout.split() == ["osmesa"]
+
+
+def test_without_any_opengl_the_error_names_the_packages() -> None:
+    done = _choose_graphics(MUJOCO_GL="egl", MUJOCO_EGL_DEVICE_ID="99")
+    assert "MUJOCO_EGL_DEVICE_ID is '99', expected 0 to" in done.stderr
+    assert "apt-get install libegl1 libgl1" in done.stderr
+    assert "apt-get install libosmesa6" in done.stderr
+
+
+def test_drawing_on_a_screen_is_refused() -> None:
+    assert "MUJOCO_GL is 'glfw', expected 'egl' or 'osmesa'" in _choose_graphics(MUJOCO_GL="glfw").stderr
+
+
+def test_a_missing_asset_file_is_named(assets: str, tmp_path: Path) -> None:
+    copy = tmp_path / "assets"
+    copy.mkdir()
+    for entry in Path(assets).iterdir():
+        if entry.name != "stable_hope_objects":
+            (copy / entry.name).symlink_to(entry)
+    shutil.copytree(Path(assets) / "stable_hope_objects", copy / "stable_hope_objects", symlinks=True)
+    (copy / "stable_hope_objects" / "milk" / "milk.xml").unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"not complete: libero_object/7 needs .*milk\.xml.*VLA_RL_LIBERO_ASSETS"
+    ):
+        LiberoEnv("libero_object", task_id=7, assets=copy)
+
+
+def test_the_bowl_of_spatial_task_5_settles_on_the_ramekin(assets: str) -> None:
+    resting = probe_physics(assets)
+    assert resting.offset_m < 0.03
+    assert 0.02 < resting.height_m < 0.06
+    assert resting.speed < 0.01

@@ -1,0 +1,100 @@
+"""The task list, the initial states and the asset search: files only, no simulator."""
+
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.envs.libero import SUITES, find_task, list_tasks
+from vla_rl.envs.libero.assets import find_assets
+from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.tasks import libero_root
+
+
+def test_the_suites_have_130_tasks_with_50_initial_states_each() -> None:
+    tasks = [task for suite in SUITES for task in list_tasks(suite)]
+    assert [len(list_tasks(suite)) for suite in SUITES] == [10, 10, 10, 10, 90]
+    assert {task.num_init_states for task in tasks} == {50}
+    assert all(task.goal_file.is_file() for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("suite", "task_id", "instruction"),
+    [
+        ("libero_spatial", 5, "pick up the black bowl on the ramekin and place it on the plate"),
+        ("libero_object", 1, "pick up the cream cheese and place it in the basket"),
+        ("libero_object", 9, "pick up the orange juice and place it in the basket"),
+        ("libero_goal", 3, "open the top drawer and put the bowl inside"),
+        ("libero_goal", 7, "turn on the stove"),
+        ("libero_10", 0, "put both the alphabet soup and the tomato sauce in the basket"),
+        ("libero_10", 9, "put the yellow and white mug in the microwave and close it"),
+        ("libero_90", 0, "close the top drawer of the cabinet"),
+    ],
+)
+def test_task_ids_follow_liberos_own_order(suite: str, task_id: int, instruction: str) -> None:
+    assert find_task(suite, task_id).instruction == instruction
+
+
+def test_a_misspelt_suite_gets_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match="did you mean 'libero_spatial'"):
+        list_tasks("libero_spacial")
+
+
+@pytest.mark.parametrize("task_id", [-1, 10, 2.0])
+def test_a_task_id_out_of_range_is_refused(task_id: int) -> None:
+    with pytest.raises(ValueError, match="expected 0 to 9: libero_goal has 10 tasks"):
+        find_task("libero_goal", task_id)
+
+
+@pytest.mark.parametrize(("suite", "width"), [("libero_spatial", 92), ("libero_object", 110), ("libero_goal", 79)])
+def test_initial_states_are_50_rows_of_time_positions_and_velocities(suite: str, width: int) -> None:
+    states = read_init_states(find_task(suite, 0).init_states_file)
+    assert states.dtype == np.float64
+    assert states.shape == (50, width)
+    assert np.isfinite(states).all()
+
+
+def test_initial_states_are_read_without_running_what_is_in_them(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str, str]]:
+            return open, (str(tmp_path / "exploded"), "w")
+
+    path = tmp_path / "bad.pruned_init"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps([Bomb(), np.zeros((50, 3))], protocol=2))
+    with pytest.raises(ValueError, match="not a file of initial states"):
+        read_init_states(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libero", None)  # what the import system itself puts there for "does not exist"
+    libero_root.cache_clear()
+    with pytest.raises(ImportError, match=r"pip install --no-deps -r requirements/libero\.txt"):
+        libero_root()
+
+
+def test_assets_that_are_not_there_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        find_assets(tmp_path / "nowhere")
+    for part in (str(tmp_path / "nowhere"), "no such folder", "VLA_RL_LIBERO_ASSETS", "lerobot/libero-assets", "copy"):
+        assert part in str(caught.value)
+
+
+def test_a_folder_that_holds_something_else_is_not_taken_for_assets(tmp_path: Path) -> None:
+    (tmp_path / "scenes").mkdir()
+    with pytest.raises(FileNotFoundError, match="no textures/ in it"):
+        find_assets(tmp_path)
+
+
+def test_the_task_list_loads_neither_simulator_nor_torch() -> None:
+    code = (
+        "import sys; from vla_rl.envs.libero import find_task; find_task('libero_10', 3);"
+        "print([m for m in ('torch', 'mujoco', 'robosuite', 'libero.libero', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

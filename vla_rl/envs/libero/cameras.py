@@ -1,0 +1,104 @@
+"""The pictures: the cameras of one MuJoCo model, drawn for an instant that the simulation may have left behind.
+
+Each instance has a model's cameras, an OpenGL context of its own and a scratch state, so that several environments can
+live in one process and drawing never touches the simulation.
+"""
+
+import atexit
+import functools
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vla_rl.envs.libero.graphics import make_context
+from vla_rl.envs.libero.simulator import load_simulator
+
+_MAX_GEOMS = 1000
+"""As robosuite has it: geoms of a scene beyond it are not drawn."""
+
+_open: "weakref.WeakSet[Cameras]" = weakref.WeakSet()
+
+
+class Cameras:
+    """Draws square pictures of a model, equal to robosuite's pixel by pixel.
+
+    Args:
+        model: MuJoCo's own model; its off-screen buffer is enlarged where `size` needs it.
+        names: the cameras, in the order of the pictures.
+        size: height and width in pixels.
+    """
+
+    def __init__(self, model: Any, names: tuple[str, ...], size: int) -> None:
+        mujoco = load_simulator().mujoco
+        self._mujoco, self._model, self._size = mujoco, model, size
+        self._ids = [mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in names]
+        model.vis.global_.offwidth = max(model.vis.global_.offwidth, size)
+        model.vis.global_.offheight = max(model.vis.global_.offheight, size)
+        self._data = mujoco.MjData(model)
+        self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[0] = 0  # collision shapes
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._viewport = mujoco.MjrRect(0, 0, size, size)
+        self._context: Any = make_context(size)
+        self._context.make_current()
+        self._renderer: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer)
+        _open.add(self)
+        _close_all_at_exit()
+
+    def draw(self, drawn: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """One uint8 [size, size, 3] RGB picture for each camera, turned by 180 degrees from OpenGL's rows.
+
+        Args:
+            drawn: `Sample.drawn`: the poses of everything visible at one instant, and the colours of the sites.
+        """
+        if self._context is None:
+            raise RuntimeError("these cameras are closed; make a new environment.")
+        for name, array in drawn.items():
+            if name != "site_rgba":
+                getattr(self._data, name)[:] = array
+        self._context.make_current()
+        colours_now = self._model.site_rgba.copy()
+        self._model.site_rgba[:] = drawn["site_rgba"]
+        try:
+            return tuple(self._draw_camera(camera_id) for camera_id in self._ids)
+        finally:
+            self._model.site_rgba[:] = colours_now
+
+    def _draw_camera(self, camera_id: int) -> np.ndarray:
+        mujoco = self._mujoco
+        self._camera.fixedcamid = camera_id
+        every = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(self._model, self._data, self._option, None, self._camera, every, self._scene)
+        mujoco.mjr_render(self._viewport, self._scene, self._renderer)
+        rows = np.empty((self._size, self._size, 3), np.uint8)
+        mujoco.mjr_readPixels(rows, None, self._viewport, self._renderer)
+        return np.ascontiguousarray(rows[::-1, ::-1])
+
+    def close(self) -> None:
+        """Free the OpenGL context; a second call does nothing."""
+        if self._context is None:
+            return
+        self._context.make_current()
+        self._renderer.free()
+        self._context.free()
+        self._context = self._renderer = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_renderer"):
+            self.close()
+
+
+@functools.cache
+def _close_all_at_exit() -> None:
+    """Registered after the first context, so that at exit contexts are freed before EGL itself is shut down."""
+    atexit.register(_close_all)
+
+
+def _close_all() -> None:
+    for cameras in list(_open):
+        cameras.close()

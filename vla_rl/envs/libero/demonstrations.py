@@ -1,0 +1,96 @@
+"""Recording what the scripted expert does: what a policy would have seen at each control step, and the right action.
+
+With noise, the executed action differs from the recorded one, so that demonstrations also show how to come back.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vla_rl.envs.libero.env import LiberoEnv
+from vla_rl.envs.libero.expert import ExpertPolicy
+
+_MEMORY = 0.7
+_ROTATION_SHARE = 0.3
+
+
+class Demonstration(msgspec.Struct, frozen=True):
+    """One episode of T control steps, up to and including the step that reached the goal (or the limit)."""
+
+    observations: dict[str, np.ndarray]
+    """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, 8], before each action."""
+
+    actions: np.ndarray
+    """float32 [T, 7], what the expert wanted."""
+
+    executed_actions: np.ndarray
+    """float32 [T, 7], what the arm was told: the same with noise on top."""
+
+    instruction: str
+    task: str
+    init_state_id: int
+    is_success: bool
+
+    def save(self, path: Path) -> None:
+        """Write a compressed `.npz` without any pickled object; it appears whole or not at all."""
+        arrays: dict[str, Any] = {
+            **self.observations,
+            "action": self.actions,
+            "executed_action": self.executed_actions,
+            "instruction": np.array(self.instruction),
+            "task": np.array(self.task),
+            "init_state_id": np.array(self.init_state_id),
+            "is_success": np.array(self.is_success),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        with part.open("wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        part.replace(path)
+
+
+class CorrelatedNoise:
+    """First-order noise on the six displacement commands: each value remembers 0.7 of the one before.
+
+    Args:
+        scale: size of the noise on the position commands, in units of a full command; rotations get 0.3 of it.
+        rng: where it is drawn from.
+    """
+
+    def __init__(self, scale: float, rng: np.random.Generator) -> None:
+        if not 0.0 <= scale <= 1.0:
+            raise ValueError(f"noise is {scale}, expected 0 to 1 (a full command).")
+        self._scale = scale * np.array([1.0] * 3 + [_ROTATION_SHARE] * 3)
+        self._rng, self._value = rng, np.zeros(6)
+
+    def add_to(self, action: np.ndarray) -> np.ndarray:
+        """`action` with the next noise on top, clipped to [-1, 1]; the gripper keeps its command."""
+        self._value = _MEMORY * self._value + _MEMORY * self._scale * self._rng.standard_normal(6)
+        noisy = action + np.append(self._value, 0.0)
+        return np.asarray(np.clip(noisy, -1.0, 1.0), np.float32)
+
+
+def record_demonstration(env: LiberoEnv, init_state_id: int, noise: float = 0.0, seed: int = 0) -> Demonstration:
+    """Let the expert play one episode of `env` from an initial state; `seed` fixes the noise."""
+    observation, _ = env.reset(options={"init_state_id": init_state_id})
+    expert, disturbance = ExpertPolicy(env), CorrelatedNoise(noise, np.random.default_rng(seed))
+    seen: list[dict[str, np.ndarray]] = []
+    actions, executed = [], []
+    terminated = truncated = False
+    while not (terminated or truncated):
+        seen.append({name: value for name, value in observation.items() if isinstance(value, np.ndarray)})
+        actions.append(expert.act())
+        executed.append(disturbance.add_to(actions[-1]))
+        observation, _, terminated, truncated, _ = env.step(executed[-1])
+    return Demonstration(
+        observations={name: np.stack([step[name] for step in seen]) for name in seen[0]},
+        actions=np.stack(actions),
+        executed_actions=np.stack(executed),
+        instruction=env.task.instruction,
+        task=env.task.key,
+        init_state_id=init_state_id,
+        is_success=terminated,
+    )

@@ -1,0 +1,237 @@
+"""`LiberoEnv`: one task of LIBERO as a plain, synchronous gymnasium environment."""
+
+import json
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vla_rl.envs.libero.assets import find_assets
+from vla_rl.envs.libero.cameras import Cameras
+from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.tasks import STEP_LIMITS, Task, find_task
+from vla_rl.types import Info, Observation
+
+CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
+"""LIBERO's camera behind each picture of the observation."""
+
+IDLE_ACTION = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+"""Holds the hand where it is and the gripper open: what the settle steps run."""
+
+_PROPRIO_BOUND = np.array([3.0] * 3 + [6.3] * 3 + [0.1] * 2, np.float32)
+_INSTRUCTION_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,'"
+
+
+class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
+    """A Panda arm on one LIBERO task, 20 control steps a second.
+
+    Observation:
+        image: uint8 [S, S, 3], RGB, the fixed camera ("agentview").
+        wrist_image: uint8 [S, S, 3], RGB, the camera in the hand; absent where `wrist_image` is False.
+        state: float32 [8], world frame: gripper position x, y, z (m), hand orientation as axis times angle (rad),
+            the two finger joints (m, about 0.04 and -0.04 when open).
+        instruction: str, the task in words.
+    Both images are OpenGL's turned by 180 degrees: upright, left and right exchanged, as the published policies see them.
+    Action: float32 [7] in [-1, 1]: hand displacement x, y, z (1 is 5 cm), rotation vector (1 is 0.5 rad), gripper
+        (its sign counts: above 0 closes, below 0 opens).
+    Reward: 1.0 at the control step where the goal first holds, which ends the episode (terminated); else 0.0.
+    Truncated: after `step_limit` control steps.
+    Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success.
+
+    The start is fixed by (task, init_state_id, scene_seed) and nothing else. `reset(options={"init_state_id": k})` takes
+    the k-th of LIBERO's fixed initial states; without it the seed picks one.
+
+    Args:
+        suite, task_id: which task, in LIBERO's own order.
+        assets: folder of LIBERO's assets; None for `VLA_RL_LIBERO_ASSETS`, the package's own or hf-libero's cache.
+        image_size: S, in pixels.
+        step_limit: control steps after which the episode is truncated; None for the suite's published limit. (Not
+            called max_episode_steps: `gymnasium.make` keeps that name for a wrapper that cannot lift a limit.)
+        num_settle_steps: idle control steps in `reset`, uncounted, in which objects fall into place.
+        scene_seed: fixes where fixtures stand, which LIBERO's initial states leave open.
+        wrist_image: False leaves the camera in the hand out, for policies that do not look at it.
+        render_mode: "rgb_array" or None; pictures are in the observation either way.
+
+    Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without assets; `ImportError`
+        without LIBERO; `EnvError` without OpenGL or with another MuJoCo.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - gymnasium declares it per instance
+
+    def __init__(
+        self,
+        suite: str,
+        task_id: int = 0,
+        assets: str | os.PathLike[str] | None = None,
+        image_size: int = 224,
+        step_limit: int | None = None,
+        num_settle_steps: int = 10,
+        scene_seed: int = 0,
+        wrist_image: bool = True,
+        render_mode: str | None = "rgb_array",
+    ) -> None:
+        self.task: Task = find_task(suite, task_id)
+        self.step_limit = STEP_LIMITS[suite] if step_limit is None else step_limit
+        _refuse_below("image_size", image_size, 16)
+        _refuse_below("step_limit", self.step_limit, 1)
+        _refuse_below("num_settle_steps", num_settle_steps, 0)
+        _refuse_below("scene_seed", scene_seed, 0)
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f"render_mode is {render_mode!r}, expected 'rgb_array' or None.")
+        self.render_mode = render_mode
+        self.render_every_step = True
+        """False leaves out the pictures of a step, unless the episode ends there: the newest ones are given again."""
+
+        self._image_size, self._num_settle_steps, self._scene_seed = image_size, num_settle_steps, scene_seed
+        self._init_states = read_init_states(self.task.init_states_file)
+        self._scene: Scene | None = Scene(self.task, find_assets(assets), scene_seed)
+        self._pictures = tuple(name for name in CAMERAS if wrist_image or name != "wrist_image")
+        self._cameras = Cameras(self._scene.model, tuple(CAMERAS[name] for name in self._pictures), image_size)
+        self._num_steps, self._is_success, self._is_over = 0, False, True
+        self._init_state_id = -1
+        self._images: tuple[np.ndarray, ...] = ()
+        self._images_are_new = False
+        image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
+        self.observation_space = spaces.Dict(
+            {
+                **dict.fromkeys(self._pictures, image),
+                "state": spaces.Box(-_PROPRIO_BOUND, _PROPRIO_BOUND, dtype=np.float32),
+                "instruction": spaces.Text(max_length=256, charset=_INSTRUCTION_CHARACTERS),
+            }
+        )
+        self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
+
+    @property
+    def scene(self) -> Scene:
+        """The simulated scene with its hidden state, for scripted experts and probes; no policy may look."""
+        if self._scene is None:
+            raise RuntimeError("this environment is closed; make a new one.")
+        return self._scene
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
+        """Begin an episode from `options["init_state_id"]`, else from an initial state that the seed picks."""
+        scene = self.scene
+        super().reset(seed=seed)
+        self._init_state_id = self._choose_init_state(options or {})
+        self._num_steps, self._is_success, self._is_over = 0, False, False
+        scene.begin(self._init_states[self._init_state_id])
+        for _ in range(self._num_settle_steps):
+            scene.advance(np.array(IDLE_ACTION))
+        self._draw()
+        return self._observation(), self._info()
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+        """Run one control step. Raises: `ValueError` or `TypeError` for a bad action, `RuntimeError` outside an episode."""
+        scene = self.scene
+        if self._is_over:
+            state = "the episode has ended" if self._images else "no episode has begun"
+            raise RuntimeError(f"step was called where {state}; call reset first.")
+        is_success = scene.advance(_checked(action))
+        self._num_steps += 1
+        self._is_success = is_success
+        truncated = not is_success and self._num_steps >= self.step_limit
+        self._is_over = is_success or truncated
+        self._images_are_new = False
+        if self.render_every_step or self._is_over:
+            self._draw()
+        return self._observation(), float(is_success), is_success, truncated, self._info()
+
+    def render(self) -> np.ndarray | None:
+        """The picture of the fixed camera as of the last step, uint8 [S, S, 3]; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        if not self._images:
+            raise RuntimeError("render was called where no episode has begun; call reset first.")
+        if not self._images_are_new:
+            self._draw()
+        return self._images[0].copy()
+
+    def get_state(self) -> dict[str, Any]:
+        """The whole state of the environment as plain values: going on from it elsewhere gives the same bits."""
+        return {
+            "task": self.task.key,
+            "scene": self.scene.get_state(),
+            "init_state_id": self._init_state_id,
+            "num_steps": self._num_steps,
+            "is_success": self._is_success,
+            "is_over": self._is_over,
+            "images": list(self._images),
+            "images_are_new": self._images_are_new,
+            "rng": json.dumps(self.np_random.bit_generator.state),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> Observation:
+        """Go on from a state that `get_state` gave for the same task, here or elsewhere; returns the observation there."""
+        if state["task"] != self.task.key:
+            raise ValueError(f"the state is one of {state['task']}, this environment plays {self.task.key}.")
+        shape = (self._image_size, self._image_size, 3)
+        if state["images"] and [image.shape for image in state["images"]] != [shape] * len(self._pictures):
+            found = [image.shape for image in state["images"]]
+            raise ValueError(f"the state has images of {found}, this environment has {len(self._pictures)} of {shape}.")
+        self.scene.set_state(state["scene"])
+        self._init_state_id, self._num_steps = state["init_state_id"], state["num_steps"]
+        self._is_success, self._is_over = state["is_success"], state["is_over"]
+        self._images = tuple(np.array(image, np.uint8) for image in state["images"])
+        self._images_are_new = state["images_are_new"]
+        self.np_random.bit_generator.state = json.loads(state["rng"])
+        if not self._images:
+            self._draw()
+        return self._observation()
+
+    def close(self) -> None:
+        """Free the simulation and the OpenGL context; a second call does nothing."""
+        if self._scene is not None:
+            self._cameras.close()
+            self._scene.close()
+            self._scene = None
+
+    def _choose_init_state(self, options: dict[str, Any]) -> int:
+        unknown = set(options) - {"init_state_id"}
+        if unknown:
+            raise ValueError(f"reset options {sorted(unknown)} are unknown, expected only 'init_state_id'.")
+        chosen = options.get("init_state_id")
+        if chosen is None:
+            return int(self.np_random.integers(len(self._init_states)))
+        if not isinstance(chosen, int | np.integer) or not 0 <= chosen < len(self._init_states):
+            raise ValueError(f"init_state_id is {chosen!r}, expected 0 to {len(self._init_states) - 1}.")
+        return int(chosen)
+
+    def _draw(self) -> None:
+        self._images = self._cameras.draw(self.scene.sample.drawn)
+        self._images_are_new = True
+
+    def _observation(self) -> Observation:
+        return {
+            **{name: image.copy() for name, image in zip(self._pictures, self._images, strict=True)},
+            "state": self.scene.sample.proprio,
+            "instruction": self.task.instruction,
+        }
+
+    def _info(self) -> Info:
+        return {
+            "task": self.task.key,
+            "init_state_id": self._init_state_id,
+            "scene_seed": self._scene_seed,
+            "num_steps": self._num_steps,
+            "is_success": self._is_success,
+        }
+
+
+def _checked(action: np.ndarray) -> np.ndarray:
+    """`action` as float64 [7]. Raises: `TypeError` for another kind of value, `ValueError` for another shape or range."""
+    if not isinstance(action, np.ndarray) or action.dtype.kind != "f":
+        kind = action.dtype if isinstance(action, np.ndarray) else type(action).__name__
+        raise TypeError(f"the action is {kind}, expected a float32 array of shape (7,).")
+    if action.shape != (7,):
+        raise ValueError(f"the action has shape {action.shape}, expected (7,); step runs one row of a chunk.")
+    if not np.isfinite(action).all() or np.abs(action).max() > 1.0:
+        raise ValueError(f"the action is {action.tolist()}, expected numbers in [-1, 1]; clip what a policy gives.")
+    return action.astype(np.float64)
+
+
+def _refuse_below(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}, expected a whole number >= {least}.")

@@ -1,0 +1,95 @@
+"""Off-screen OpenGL: which library draws, decided once in a process, before MuJoCo's bindings are loaded.
+
+EGL draws on the GPU (or on the CPU, through Mesa); OSMesa draws on the CPU. PyOpenGL binds a process to one of them at
+its first import, so both are tried here through ctypes, without PyOpenGL. `MUJOCO_GL` (egl, osmesa) decides where it is
+set; `MUJOCO_EGL_DEVICE_ID` picks the EGL device of this process.
+"""
+
+import ctypes
+import functools
+import importlib
+import os
+import sys
+from typing import Any
+
+from vla_rl.errors import EnvError
+
+HOW_TO_GET_GRAPHICS = (
+    "Install one of them with `apt-get install libegl1 libgl1` (EGL; with an NVIDIA GPU the driver brings it, and a "
+    "container needs the `graphics` capability) or `apt-get install libosmesa6` (OSMesa, on the CPU)."
+)
+_EGL_PLATFORM_DEVICE = 0x313F
+_MAX_DEVICES = 64
+_OSMESA_LIBRARIES = ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
+
+
+@functools.cache
+def choose_graphics() -> str:
+    """`"egl"` or `"osmesa"`, whichever draws here; sets `MUJOCO_GL` and `PYOPENGL_PLATFORM` of this process to it.
+
+    Raises: `EnvError` saying what each of them lacks and what to install.
+    """
+    asked = os.environ.get("MUJOCO_GL", "").lower().strip()
+    if asked not in ("", "egl", "osmesa"):
+        raise EnvError(
+            f"MUJOCO_GL is {asked!r}, expected 'egl' or 'osmesa': LIBERO draws off screen. Unset it to choose."
+        )
+    bound = os.environ.get("PYOPENGL_PLATFORM", "").lower() if "OpenGL" in sys.modules else ""
+    candidates = [asked] if asked else [bound] if bound in ("egl", "osmesa") else ["egl", "osmesa"]
+    faults: dict[str, str] = {}
+    for backend in candidates:
+        fault = _egl_fault() if backend == "egl" else _osmesa_fault()
+        if fault is None:
+            os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
+            return backend
+        faults[backend] = fault
+    details = "; ".join(f"{backend}: {fault}" for backend, fault in faults.items())
+    raise EnvError(f"no off-screen OpenGL works here ({details}). {HOW_TO_GET_GRAPHICS}")
+
+
+def make_context(size: int) -> Any:
+    """A new OpenGL context for pictures of up to `size` pixels on a side, with MuJoCo's `make_current` and `free`."""
+    backend = choose_graphics()
+    try:
+        return importlib.import_module(f"mujoco.{backend}").GLContext(size, size)
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise EnvError(
+            f"{backend} was found, but no OpenGL context could be made ({error}). {HOW_TO_GET_GRAPHICS}"
+        ) from error
+
+
+def _egl_fault() -> str | None:
+    """Why EGL cannot draw without a screen here; None if it can."""
+    try:
+        egl = ctypes.CDLL("libEGL.so.1")
+    except OSError as error:
+        return str(error)
+    egl.eglGetProcAddress.restype = ctypes.c_void_p
+    addresses = [egl.eglGetProcAddress(name) for name in (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT")]
+    if None in addresses:
+        return "its driver has no device platform (EGL_EXT_platform_device)"
+    query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(addresses[0])
+    display_of = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)(addresses[1])
+    devices, count = (ctypes.c_void_p * _MAX_DEVICES)(), ctypes.c_int()
+    if not query(_MAX_DEVICES, ctypes.byref(devices), ctypes.byref(count)) or count.value < 1:
+        return "it has no device"
+    chosen = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
+    if chosen and not (chosen.isdigit() and int(chosen) < count.value):
+        return f"MUJOCO_EGL_DEVICE_ID is {chosen!r}, expected 0 to {count.value - 1}"
+    egl.eglInitialize.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    for device in devices[int(chosen) : int(chosen) + 1] if chosen else devices[: count.value]:
+        display = display_of(_EGL_PLATFORM_DEVICE, device, None)
+        if display and egl.eglInitialize(display, None, None):
+            return None
+    return f"none of its {count.value} devices could be opened"
+
+
+def _osmesa_fault() -> str | None:
+    """Why OSMesa cannot draw here; None if it can."""
+    for library in _OSMESA_LIBRARIES:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            continue
+        return None
+    return f"none of {', '.join(_OSMESA_LIBRARIES)} is installed"

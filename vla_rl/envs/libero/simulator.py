@@ -1,0 +1,179 @@
+"""Loading robosuite and LIBERO so that they ask nothing, print nothing and write only below the temporary folder.
+
+What they would do by themselves at import: ask on stdin where data is kept, write a config into the home folder, open
+one log file for all users of the machine, write compiled code beside the installed packages, and take whichever MuJoCo
+is there. All of it is settled in `load_simulator`, which every other module of this package goes through.
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vla_rl.envs.libero.graphics import choose_graphics
+from vla_rl.envs.libero.tasks import libero_root
+from vla_rl.errors import EnvError
+
+_OLDEST_MUJOCO, _FIRST_WRONG_MUJOCO = (3, 3, 0), (3, 3, 3)
+
+
+class Simulator(NamedTuple):
+    """The loaded packages."""
+
+    mujoco: Any
+    control_env: Any
+    """LIBERO's `ControlEnv`, which builds the robosuite environment of a goal file."""
+
+    randomization_error: type[Exception]
+    """What robosuite raises when it found no free place for an object."""
+
+    libero: Any
+    """The module that holds the folder of the assets."""
+
+
+@functools.cache
+def load_simulator() -> Simulator:
+    """Import MuJoCo, robosuite and LIBERO, once in a process.
+
+    Raises: `ImportError` where a package is missing, `EnvError` for a MuJoCo with other physics or pictures, or where
+        nothing can draw.
+    """
+    choose_graphics()
+    cache = _cache_folder()
+    lasting = {
+        "NUMBA_CACHE_DIR": cache / "numba",
+        "MESA_SHADER_CACHE_DIR": cache / "mesa",
+        "MPLCONFIGDIR": cache / "matplotlib",
+    }
+    for name, folder in lasting.items():
+        os.environ.setdefault(name, str(folder))
+    if "numba" in sys.modules:
+        sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+    one_thread = {
+        f"{library}_NUM_THREADS": os.environ.get(f"{library}_NUM_THREADS", "1") for library in ("OMP", "OPENBLAS")
+    }
+    with (
+        warnings.catch_warnings(),
+        _environment(LIBERO_CONFIG_PATH=_config_folder(), MUJOCO_EGL_DEVICE_ID=None, **one_thread),
+        _quiet_robosuite(),
+    ):
+        warnings.simplefilter("ignore", DeprecationWarning)  # of third-party modules; nothing of ours is imported here
+        mujoco = importlib.import_module("mujoco")
+        refuse_wrong_mujoco(mujoco.__version__)
+        try:
+            libero = importlib.import_module("libero.libero")
+            wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
+        except ImportError as error:
+            raise ImportError(
+                f"LIBERO cannot be imported ({error}); run `pip install --no-deps -r requirements/libero.txt`."
+            ) from error
+    return Simulator(mujoco, wrapper.ControlEnv, wrapper.RandomizationError, libero)
+
+
+def refuse_wrong_mujoco(version: str) -> None:
+    """Raise `EnvError` unless this version of MuJoCo gives LIBERO the physics and pictures of published results."""
+    numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:3])
+    if _OLDEST_MUJOCO <= numbers < _FIRST_WRONG_MUJOCO:
+        return
+    raise EnvError(
+        f"mujoco is {version}, expected >=3.3.0,<3.3.3: from 3.3.3 on LIBERO's floors are drawn darker, and from 3.4.0 on "
+        "box contacts differ, so that the bowl of libero_spatial task 5 no longer rests on the ramekin and success "
+        'rates are not comparable. Run `pip install "mujoco>=3.3.0,<3.3.3"`.'
+    )
+
+
+def _cache_folder() -> Path:
+    """A folder below the temporary one, of this user alone, for compiled code: kept, so that the next process is fast."""
+    folder = Path(tempfile.gettempdir()) / f"vla_rl-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise EnvError(f"{folder} belongs to somebody else or others may write to it; remove it or set TMPDIR.")
+    return folder
+
+
+def _config_folder() -> str:
+    """A folder with LIBERO's config.yaml: the user's own where `LIBERO_CONFIG_PATH` has one, else a temporary one."""
+    own = os.environ.get("LIBERO_CONFIG_PATH")
+    if own and (Path(own) / "config.yaml").is_file():
+        return own
+    folder, root = tempfile.mkdtemp(prefix="vla_rl-libero-"), libero_root()
+    paths = {
+        "benchmark_root": root,
+        "bddl_files": root / "bddl_files",
+        "init_states": root / "init_files",
+        "datasets": root.parent / "datasets",
+        "assets": root / "assets",
+    }
+    lines = (f"{key}: {json.dumps(str(path))}\n" for key, path in paths.items())
+    (Path(folder) / "config.yaml").write_text("".join(lines))
+    atexit.register(_remove_own, folder, os.getpid())
+    return folder
+
+
+def _remove_own(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child leaves it to the process that made it
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _environment(**values: str | None) -> Iterator[None]:
+    """Set (or with None: unset) environment variables, and put them back."""
+    before = {name: os.environ.get(name) for name in values}
+    _set_environment(values)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _quiet_robosuite() -> Iterator[None]:
+    """Import robosuite with its log file off and without its advice about private settings.
+
+    Its settings are a module that it reads while it is imported, so that module is prepared before.
+    """
+    package = importlib.util.find_spec("robosuite")
+    if package is None or not package.submodule_search_locations or "robosuite" in sys.modules:
+        yield
+        return
+    root = Path(package.submodule_search_locations[0])
+    spec = importlib.util.spec_from_file_location("robosuite.macros", root / "macros.py")
+    if spec is None or spec.loader is None:
+        yield
+        return
+    macros: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(macros)
+    macros.FILE_LOGGING_LEVEL = None
+    macros.MUJOCO_GPU_RENDERING = False  # keep the MUJOCO_GL that was chosen
+    sys.modules["robosuite.macros"] = macros
+    has_private = (root / "macros_private.py").exists()
+    if not has_private:
+        sys.modules["robosuite.macros_private"] = types.ModuleType("robosuite.macros_private")
+    try:
+        yield
+    finally:
+        if not has_private:
+            sys.modules.pop("robosuite.macros_private", None)
+        if "robosuite" in sys.modules:
+            sys.modules["robosuite"].macros = macros  # type: ignore[attr-defined]
