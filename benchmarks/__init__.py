@@ -1,1 +1,1 @@
-"""Measurements, each a ratio of us to a peer or to the machine's limit in one run; the last line printed is one JSON object."""
+"""Measurements, each a ratio of us to a peer or to the machine's limit in one run; the last line is one JSON object."""

@@ -183,3 +183,15 @@ def test_no_schedule_breaks_a_bound_or_leaves_a_group_behind(
                 schedule.train()
         assert schedule.policy.evict() == []
     schedule.drain()
+
+
+def test_groups_that_no_update_would_take_are_not_admitted() -> None:
+    policy = StalenessPolicy(max_staleness=1, groups_per_update=2, num_updates=2)
+    for group_id in range(4):
+        assert policy.can_admit()
+        policy.admit(group_id)
+    for group_id in (0, 1):
+        policy.complete(group_id)
+    assert [policy.select(), policy.select()] == [0, 1]
+    policy.trained([0, 1])
+    assert not policy.can_admit()  # two groups are outstanding, and one update of two is left

@@ -53,6 +53,8 @@ class EpisodeScheduler:
         source: what to play.
         config: sizes, staleness and what happens on faults.
         keep: told each complete group; False filters it, and its place is refilled. Must depend on the group alone.
+        num_updates: updates that the run is to reach, those before a resume included; episodes that none of them would be
+            made of are not begun. None plays on.
 
     An error of the agent, the environment or `keep` cancels all other episodes and is raised by the `async with` block as it
     was, with a note that names the episode.
@@ -67,10 +69,11 @@ class EpisodeScheduler:
         config: SchedulerConfig,
         *,
         keep: Callable[[Group], bool] | None = None,
+        num_updates: int | None = None,
     ) -> None:
         config.require_feasible(num_envs=pool.num_envs, group_size=source.group_size)
         self._pool, self._engine, self._agent, self._source, self._config = pool, engine, agent, source, config
-        self._keep = keep
+        self._keep, self._num_updates = keep, num_updates
         self._staleness = self._new_staleness_policy(0)
         self._groups, self._ledger, self._meter = OutstandingGroups(), EpisodeLedger(), RolloutMeter()
         self._ready: dict[int, Group] = {}
@@ -237,6 +240,7 @@ class EpisodeScheduler:
             groups_per_update=self._config.groups_per_update,
             in_order=self._config.deterministic,
             max_outstanding=self._config.max_outstanding_groups,
+            num_updates=self._num_updates,
             version=version,
         )
 

@@ -26,6 +26,7 @@ class StalenessPolicy:
         groups_per_update: B, the groups in every update.
         in_order: select in order of `group_id`, waiting for the lowest, so that the order does not depend on timing.
         max_outstanding: most groups outstanding; never more than the first bound allows.
+        num_updates: the version after which nothing is trained; groups that no update will take are not admitted.
         version: updates trained so far.
     """
 
@@ -36,12 +37,13 @@ class StalenessPolicy:
         groups_per_update: int,
         in_order: bool = False,
         max_outstanding: int | None = None,
+        num_updates: int | None = None,
         version: int = 0,
     ) -> None:
         self.max_staleness, self.groups_per_update = max_staleness, groups_per_update
         capacity = (max_staleness + 1) * groups_per_update
         self._capacity = capacity if max_outstanding is None else min(capacity, max_outstanding)
-        self._in_order = in_order
+        self._in_order, self._num_updates = in_order, num_updates
         self.version = version
         self.next_update = version
         """The update being filled; ahead of `version` where several are in flight."""
@@ -67,7 +69,9 @@ class StalenessPolicy:
 
     def can_admit(self) -> bool:
         """Whether one more group may be dispatched now."""
-        return len(self._dispatch_versions) < self._capacity
+        if self._num_updates is None:
+            return self.num_outstanding < self._capacity
+        return self.num_outstanding < min(self._capacity, (self._num_updates - self.version) * self.groups_per_update)
 
     def admit(self, group_id: int, dispatch_version: int | None = None) -> int:
         """Count a group as outstanding and give the version it is dispatched at: the learner's, unless it is restored."""

@@ -8,7 +8,8 @@ from vla_rl.errors import ConfigError
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A configuration. Subclasses check themselves in `__post_init__` with `require`; nothing is edited after it is built.
+    """A configuration. Subclasses say `frozen=True, kw_only=True` again (msgspec does not hand the second down) and check
+    themselves in `__post_init__` with `require`; nothing is edited after it is built.
 
     Fields are documented by a string under each of them; the command line shows that string as the option's help.
     """

@@ -1,0 +1,23 @@
+"""Runs these tests on uvloop, and lets them and their children import the sample actors."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import uvloop
+
+SUPPORT = Path(__file__).parent / "support"
+sys.path.insert(0, str(SUPPORT))
+
+
+@pytest.hookimpl
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], object]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def program_environment() -> dict[str, str]:
+    """Environment of a program under test, which may import the sample actors."""
+    return {**os.environ, "PYTHONPATH": str(SUPPORT)}

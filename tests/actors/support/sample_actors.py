@@ -1,0 +1,215 @@
+"""Actors that the tests spawn; importable by child processes and hosts."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vla_rl.actors import Actor, endpoint
+
+
+class Point(msgspec.Struct, frozen=True):
+    x: int
+    y: int
+
+
+class Labelled(msgspec.Struct, frozen=True):
+    label: str
+    values: np.ndarray
+
+
+class Counter(Actor):
+    """Counts, remembers the order of what it was told, and misbehaves on request."""
+
+    def __init__(self, start: int = 0) -> None:
+        if start < 0:
+            raise ValueError(f"start is {start}, expected >= 0.")
+        self._total = start
+        self._seen: list[int] = []
+        self._gate = asyncio.Event()
+        self._running = 0
+        self._most_running = 0
+        self._cancelled: list[str] = []
+
+    async def add(self, n: int) -> int:
+        self._seen.append(n)
+        self._total += n
+        return self._total
+
+    async def total(self) -> int:
+        return self._total
+
+    async def scaled(self, n: int, *, by: int = 2) -> int:
+        return n * by
+
+    async def seen(self) -> list[int]:
+        return self._seen
+
+    async def slow_add(self, n: int) -> int:
+        self._running += 1
+        self._most_running = max(self._most_running, self._running)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self._running -= 1
+        return await self.add(n)
+
+    async def most_running(self) -> int:
+        return self._most_running
+
+    async def wait_for_gate(self, who: str) -> str:
+        try:
+            await self._gate.wait()
+        except asyncio.CancelledError:
+            self._cancelled.append(who)
+            raise
+        return who
+
+    @endpoint(concurrent=True)
+    async def wait_beside_others(self, who: str) -> str:
+        return await self.wait_for_gate(who)
+
+    @endpoint(concurrent=True)
+    async def open_gate(self) -> None:
+        self._gate.set()
+
+    @endpoint(concurrent=True)
+    async def cancelled(self) -> list[str]:
+        return self._cancelled
+
+    async def move(self, point: Point, dx: int) -> Point:
+        return Point(point.x + dx, point.y)
+
+    async def echo(self, value: Any) -> Any:
+        return value
+
+    async def echo_array(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    async def echo_labelled(self, items: list[Labelled]) -> list[Labelled]:
+        return items
+
+    async def write_into(self, values: np.ndarray) -> None:
+        values[0] = 1
+
+    async def describe(self, value: Any) -> str:
+        return type(value).__name__
+
+    async def promises_int(self) -> int:
+        return "three"  # type: ignore[return-value]
+
+    async def returns_unsendable(self) -> Any:
+        return object()
+
+    async def raise_value_error(self, text: str) -> None:
+        raise ValueError(text)
+
+    async def raise_own_error(self) -> None:
+        raise OwnError("mine")
+
+    async def raise_cancelled(self) -> None:
+        raise asyncio.CancelledError
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def say_and_exit(self, words: str, code: int) -> None:
+        sys.stderr.write(words + "\n")
+        sys.stderr.flush()
+        os._exit(code)
+
+    async def block(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251  it is meant to block its loop
+
+    async def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+class OwnError(Exception):
+    """A class that the caller does not know."""
+
+
+class Streamer(Actor):
+    """Streams numbers and remembers how far it came."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._closed = 0
+        self._made_one = asyncio.Event()
+
+    async def count(self, n: int) -> AsyncIterator[int]:
+        try:
+            for number in range(n):
+                self._made += 1
+                yield number
+        finally:
+            self._closed += 1
+
+    @endpoint(concurrent=True)
+    async def count_beside_others(self, n: int) -> AsyncIterator[int]:
+        async for number in self.count(n):
+            yield number
+
+    async def count_and_fail(self, n: int) -> AsyncIterator[int]:
+        for number in range(n):
+            yield number
+        raise ValueError("no more numbers")
+
+    async def frames(self, n: int, shape: tuple[int, ...]) -> AsyncIterator[np.ndarray]:
+        for number in range(n):
+            yield np.full(shape, number, dtype=np.uint8)
+
+    @endpoint(concurrent=True)
+    async def made(self) -> int:
+        return self._made
+
+    @endpoint(concurrent=True)
+    async def closed(self) -> int:
+        return self._closed
+
+
+class Slow(Actor):
+    """Needs its time to start."""
+
+    async def on_start(self) -> None:
+        await asyncio.sleep(3600)
+
+
+class FailsToStart(Actor):
+    async def on_start(self) -> None:
+        raise RuntimeError("the simulator is not plugged in")
+
+
+class DiesAtBirth(Actor):
+    def __init__(self) -> None:
+        sys.stderr.write("out of simulators\n")
+        sys.stderr.flush()
+        os._exit(7)
+
+
+class CrashLoop(Actor):
+    """Exits when it is asked to."""
+
+    async def exit(self) -> None:
+        os._exit(9)
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+class WritesOnStop(Actor):
+    """Leaves a file when it is stopped in order."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def on_stop(self) -> None:
+        Path(self._path).write_text("stopped")  # noqa: ASYNC240  a few bytes, at the very end
+
+    async def ping(self) -> None:
+        """Answer."""

@@ -1,0 +1,234 @@
+"""Random bytes, truncated frames and oversized messages: counted, logged once, harmless."""
+
+import asyncio
+import random
+import resource
+import secrets
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from sample_actors import Counter
+
+from vla_rl.actors import KeyPair, RemoteHost, Runtime, make_keys, read_keys
+from vla_rl.actors.actor import table_of
+from vla_rl.actors.client import ActorClient, State
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.host import HostServer
+from vla_rl.actors.host_connection import set_tcp_options
+from vla_rl.actors.loop_lag import LoopLag
+from vla_rl.actors.server import ActorServer
+from vla_rl.actors.wire import Frames, Kind
+from vla_rl.errors import ActorDied
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("host") / "keys"
+    make_keys(folder, ("client", "stranger"))
+    return folder
+
+
+@pytest.fixture
+async def host(keys: Path) -> AsyncIterator[HostServer]:
+    server, client = read_keys(keys / "server.key"), read_keys(keys / "client.key")
+    async with HostServer("tcp://127.0.0.1:0", server, [client.public], max_message_bytes=1 << 20) as opened:
+        yield opened
+
+
+def placement(host: HostServer, keys: Path, client: str = "client") -> RemoteHost:
+    public = read_keys(keys / "server.key").public
+    return RemoteHost(address=host.address, server_public_key=public, client_keys=read_keys(keys / f"{client}.key"))
+
+
+def raw_client(
+    context: "zmq.Context[zmq.Socket[bytes]]", host: HostServer, keys: Path, own: KeyPair
+) -> "zmq.Socket[bytes]":
+    socket = context.socket(zmq.DEALER)
+    set_tcp_options(socket)
+    socket.curve_serverkey = read_keys(keys / "server.key").public.encode()
+    socket.curve_publickey, socket.curve_secretkey = own.public.encode(), own.secret.encode()
+    socket.connect(host.address)
+    return socket
+
+
+def mutate(chance: random.Random, frames: Frames) -> list[bytes]:
+    """Cut, flip, repeat or replace some bytes of a message that was a good one."""
+    head = bytearray(frames[0])
+    way = chance.randrange(5)
+    if way == 0:
+        return [bytes(head[: chance.randrange(len(head))]), *frames[1:]]
+    if way == 1:
+        for _ in range(chance.randrange(1, 8)):
+            head[chance.randrange(len(head))] = chance.randrange(256)
+        return [bytes(head), *frames[1:]]
+    if way == 2:
+        return [bytes(head), *(bytes(frame)[: chance.randrange(len(frame) + 1)] for frame in frames[1:])]
+    if way == 3:
+        return [bytes(head)]
+    return [chance.randbytes(chance.randrange(60)) for _ in range(chance.randrange(1, 4))]
+
+
+async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(7)
+    codec, table, counter, lag = Codec(), table_of(Counter), Counter(), LoopLag()
+    answers: list[Frames] = []
+    server = ActorServer(counter, table, codec, 0, answers.append, mailbox=64, lag=lag)
+    serving = asyncio.create_task(server.serve())
+    name_of = {entry.name: entry.index for entry in table.endpoints}
+    good = [
+        codec.encode(Kind.CALL, name_of["add"], 0, 5, (1,), "add"),
+        codec.encode(Kind.CALL, name_of["echo"], 0, 6, ({"a": [1, "x", None, 2.5]},), "echo"),
+        codec.encode(Kind.CALL, name_of["echo_array"], 0, 7, (np.zeros(6000),), "echo_array"),
+        codec.encode(Kind.CALL, name_of["echo_labelled"], 0, 8, ([{"label": "a", "values": np.ones(3)}],), "echo"),
+        codec.encode(Kind.CREDIT, 3, 0, 5, None, "credit"),
+        codec.encode(Kind.CANCEL, 0, 0, 5, None, "cancel"),
+    ]
+    keep_off = {Kind.STOP, *(name_of[name] for name in ("block", "say_and_exit", "wait_for_gate"))}
+    memory_before = 0
+    for number in range(100_000):
+        if number == 20_000:
+            memory_before = resident_kib()
+        frames = mutate(chance, good[number % len(good)])
+        if len(frames[0]) >= 4 and (frames[0][1] == Kind.STOP or frames[0][2] in keep_off):
+            continue  # a good message by chance, which would end the test
+        server.on_message(frames)
+        if number % 50 == 0:
+            await asyncio.sleep(0)
+            answers.clear()
+    grown_kib = resident_kib() - memory_before
+    assert server.num_rejected > 10_000
+    assert memory_before > 0
+    assert grown_kib < 10_000
+    assert len([record for record in caplog.records if "rejected a message" in record.message]) == 1
+    server.on_message(codec.encode(Kind.STOP, 0, 0, 0, None, "stop"))
+    async with asyncio.timeout(10):
+        await serving
+    lag.stop()
+
+
+async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(8)
+    channel = Loopback()
+    client = ActorClient("victim", table_of(Counter), mailbox=8, deadline_s=None)
+    client.connect(channel)
+    good = [
+        channel.codec.encode(Kind.RESULT, 0, 0, 1, {"a": np.ones(9000)}, "result"),
+        channel.codec.encode(Kind.ERROR, 0, 0, 1, ["builtins", "ValueError", "x", ["x"], {}, "trace"], "error"),
+        channel.codec.encode(Kind.ITEM, 0, 0, 1, 3, "item"),
+        channel.codec.encode(Kind.END, 0, 0, 1, None, "end"),
+    ]
+    for number in range(100_000):
+        client.on_message(mutate(chance, good[number % len(good)]))
+    assert client.num_rejected == 100_000  # nobody has called anything
+    assert len(caplog.records) == 1
+    assert client.state is State.RUNNING
+
+
+def resident_kib() -> int:
+    """Memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 1024
+
+
+class Loopback:
+    """A channel to nowhere."""
+
+    pid = 1
+    actor_id = 0
+
+    def __init__(self) -> None:
+        self.codec = Codec()
+        self.on_message: Callable[[Frames], None] = lambda frames: None
+
+    def send(self, frames: Frames) -> None:
+        """Drop it."""
+
+    def poll(self) -> None:
+        """Nothing comes."""
+
+    def kill(self) -> None:
+        """Nothing to kill."""
+
+    async def until_gone(self) -> None:
+        """Gone already."""
+
+
+async def test_a_client_that_sends_rubbish_does_not_disturb_another(host: HostServer, keys: Path) -> None:
+    chance = random.Random(9)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    rubbish = raw_client(context, host, keys, read_keys(keys / "client.key"))
+    async with asyncio.timeout(60), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, placement=placement(host, keys))
+        for number in range(20_000):
+            rubbish.send_multipart([chance.randbytes(chance.randrange(40)) for _ in range(chance.randrange(1, 4))])
+            if number % 500 == 0:
+                await counter.add(1)
+        while host.num_rejected < 20_000:
+            await counter.add(0)
+        assert await counter.total() == 40
+        assert host.num_rejected == 20_000
+        assert host.num_actors == 1
+    context.destroy(linger=0)
+
+
+async def test_a_client_that_sends_too_much_at_once_is_dropped_and_the_others_stay(
+    host: HostServer, keys: Path
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    greedy = raw_client(context, host, keys, read_keys(keys / "client.key"))
+    monitor = greedy.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    async with asyncio.timeout(60), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, placement=placement(host, keys))
+        greedy.send(secrets.token_bytes(1 << 21))
+        while not monitor.poll(0):
+            await counter.add(1)
+        assert await counter.add(1) > 1
+    monitor.close()
+    context.destroy(linger=0)
+
+
+async def test_a_peer_without_a_known_key_gets_nothing(host: HostServer, keys: Path) -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        with pytest.raises(ActorDied, match="refused us, or is not the server whose key we know"):
+            await runtime.spawn(Counter, placement=placement(host, keys, "stranger"))
+        assert host.num_refused >= 1
+        assert host.num_actors == 0
+
+
+async def test_a_peer_without_encryption_gets_nothing(host: HostServer) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    plain = context.socket(zmq.DEALER)
+    monitor = plain.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+    plain.connect(host.address)
+    plain.send(Codec().encode(Kind.LAUNCH, 0, 1, 0, ["intruder", {}], "launch")[0])
+    async with asyncio.timeout(20):
+        while not monitor.poll(0):  # noqa: ASYNC110  a plain socket, not on the loop
+            await asyncio.sleep(0)
+    assert plain.poll(0) == 0
+    assert host.num_actors == 0
+    monitor.close()
+    context.destroy(linger=0)
+
+
+async def test_a_client_does_not_talk_to_a_server_whose_key_it_does_not_know(host: HostServer, keys: Path) -> None:
+    impostor = RemoteHost(
+        address=host.address,
+        server_public_key=read_keys(keys / "stranger.key").public,
+        client_keys=read_keys(keys / "client.key"),
+    )
+    async with asyncio.timeout(30), Runtime() as runtime:
+        with pytest.raises(ActorDied, match="is not the server whose key we know"):
+            await runtime.spawn(Counter, placement=impostor)
+
+
+async def test_a_host_that_does_not_exist_is_given_up_in_time(keys: Path) -> None:
+    nowhere = RemoteHost(
+        address="tcp://127.0.0.1:9",
+        server_public_key=read_keys(keys / "server.key").public,
+        client_keys=read_keys(keys / "client.key"),
+    )
+    async with asyncio.timeout(30), Runtime() as runtime:
+        with pytest.raises(TimeoutError, match=r"was not ready within 0\.5 s"):
+            await runtime.spawn(Counter, placement=nowhere, start_timeout_s=0.5)

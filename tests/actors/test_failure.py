@@ -1,0 +1,218 @@
+"""What happens when processes die, freeze, or lose their parent."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from sample_actors import Counter, CrashLoop, DiesAtBirth
+
+from vla_rl.actors import ChildProcess, RestartPolicy, Runtime
+from vla_rl.errors import ActorDied, ActorFrozen
+
+PROGRAM = Path(__file__).parent / "support" / "parent_program.py"
+
+
+async def test_a_killed_child_fails_every_pending_and_later_call_with_its_name_and_signal() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, name="env-3", placement=ChildProcess())
+        pid = runtime.info(counter).pid
+        calls = [asyncio.create_task(counter.wait_for_gate(f"caller {n}")) for n in range(5)]
+        await counter.cancelled()
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        noticed_s = time.monotonic() - began
+        assert all(isinstance(outcome, ActorDied) for outcome in outcomes)
+        error = outcomes[0]
+        assert isinstance(error, ActorDied)
+        assert (error.name, error.pid, error.cause) == ("env-3", pid, "SIGKILL")
+        assert noticed_s < 1.0  # about 2 ms on a quiet machine
+        with pytest.raises(ActorDied, match="env-3"):
+            await counter.total()
+        assert runtime.info(counter).state == "dead"
+
+
+async def test_a_death_carries_the_last_words_and_the_exit_code() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, placement=ChildProcess())
+        with pytest.raises(ActorDied, match="exit code 3") as raised:
+            await counter.say_and_exit("EGL: no device\nno way to draw", 3)
+        assert raised.value.last_words[-2:] == ("EGL: no device", "no way to draw")
+
+
+async def test_what_a_child_writes_to_stderr_is_passed_on_under_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, name="talker", placement=ChildProcess())
+        with pytest.raises(ActorDied):
+            await counter.say_and_exit("farewell", 0)
+    assert "[talker] farewell\n" in capsys.readouterr().err
+
+
+async def test_a_process_that_dies_before_it_is_ready_raises_in_spawn() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        with pytest.raises(ActorDied, match="exit code 7") as raised:
+            await runtime.spawn(DiesAtBirth, placement=ChildProcess())
+        assert raised.value.last_words == ("out of simulators",)
+
+
+async def test_a_stopped_process_is_caught_by_its_deadline_and_replaced() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, 5, placement=ChildProcess(), deadline_s=0.3, restart=RestartPolicy())
+        frozen = runtime.info(counter).pid
+        os.kill(frozen, signal.SIGSTOP)
+        with pytest.raises(ActorFrozen) as raised:
+            await counter.add(1)
+        assert raised.value.pid == frozen
+        assert await counter.total() == 5
+        assert runtime.info(counter).pid != frozen
+        with pytest.raises(ProcessLookupError):
+            os.kill(frozen, 0)
+
+
+async def test_a_blocked_child_does_not_delay_the_notice_of_its_death() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, placement=ChildProcess())
+        call = asyncio.create_task(counter.block(3600))
+        await asyncio.sleep(0)
+        os.kill(runtime.info(counter).pid, signal.SIGKILL)
+        with pytest.raises(ActorDied, match="SIGKILL"):
+            await call
+
+
+async def test_a_caller_whose_own_loop_was_busy_does_not_call_the_actor_frozen() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, placement=ChildProcess(), deadline_s=0.2)
+        call = asyncio.create_task(counter.add(1))
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # noqa: ASYNC251  a long update on this loop; the answer has been there all the time
+        assert await call == 1
+
+
+async def test_calls_made_while_an_actor_is_replaced_reach_the_next_incarnation() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        actor = await runtime.spawn(CrashLoop, placement=ChildProcess(), restart=RestartPolicy())
+        first = await actor.pid()
+        with pytest.raises(ActorDied, match="exit code 9"):
+            await actor.exit()
+        assert await actor.pid() != first
+
+
+async def test_an_escalated_death_cancels_whatever_the_owner_was_doing() -> None:
+    cancelled = asyncio.Event()
+
+    async def own() -> None:
+        async with Runtime() as runtime:
+            policy = RestartPolicy(max_restarts=0, within_s=1.0)
+            actor = await runtime.spawn(CrashLoop, name="fragile", placement=ChildProcess(), restart=policy)
+            with pytest.raises(ActorDied):
+                await actor.exit()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+    async with asyncio.timeout(30):
+        with pytest.raises(ActorDied, match=r"'fragile'.*exit code 9.*more often than its restart policy allows"):
+            await own()
+    assert cancelled.is_set()
+
+
+async def test_cancelling_the_owner_stops_its_children() -> None:
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def own() -> None:
+        async with Runtime() as runtime:
+            counter = await runtime.spawn(Counter, placement=ChildProcess())
+            started.set_result(runtime.info(counter).pid)
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(30):
+        owner = asyncio.create_task(own())
+        pid = await started
+        owner.cancel()
+        await asyncio.wait([owner])
+    assert owner.cancelled()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_cancelling_spawn_leaves_no_process() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        before = children_of(os.getpid())
+        spawning = asyncio.create_task(runtime.spawn(Counter, placement=ChildProcess()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        spawning.cancel()
+        await asyncio.wait([spawning])
+        assert spawning.cancelled()
+        assert children_of(os.getpid()) == before
+
+
+async def test_the_environment_of_a_child_can_be_set() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, placement=ChildProcess(env={"OMP_NUM_THREADS": "1"}))
+        assert await counter.environment("OMP_NUM_THREADS") == "1"
+
+
+def test_kill_9_of_the_parent_leaves_no_child_no_socket_and_no_shared_memory(
+    tmp_path: Path, program_environment: dict[str, str]
+) -> None:
+    before = shared_memory()
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=program_environment
+    ) as program:
+        assert program.stdout is not None
+        children = [int(word) for word in program.stdout.readline().split()]
+        pidfds = [os.pidfd_open(pid) for pid in children]
+        assert len(children) == 3
+        assert f"vla_rl-{program.pid}-" in Path("/proc/net/unix").read_text()
+        program.kill()
+        program.wait()
+        assert all_end(pidfds, within_s=20)
+        assert f"vla_rl-{program.pid}-" not in Path("/proc/net/unix").read_text()
+        assert shared_memory() <= before
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_stops_in_order_because_children_leave_it_to_their_parent(
+    tmp_path: Path, program_environment: dict[str, str]
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=program_environment,
+        start_new_session=True,
+    ) as program:
+        assert program.stdout is not None
+        pidfds = [os.pidfd_open(int(word)) for word in program.stdout.readline().split()]
+        os.killpg(program.pid, signal.SIGINT)
+        assert program.wait(timeout=30) == 130
+        assert all_end(pidfds, within_s=1)
+    assert (tmp_path / "stopped").read_text() == "stopped"
+
+
+def all_end(pidfds: Sequence[int], within_s: float) -> bool:
+    """Wait for the end of every process; closes the descriptors."""
+    until = time.monotonic() + within_s
+    ended = [bool(select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]) for fd in pidfds]
+    for fd in pidfds:
+        os.close(fd)
+    return all(ended)
+
+
+def children_of(pid: int) -> set[int]:
+    """Processes whose parent is `pid`."""
+    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def shared_memory() -> set[str]:
+    """Names in shared memory that could be ours."""
+    return {name for name in os.listdir("/dev/shm") if "vla_rl" in name or name.startswith("psm_")}

@@ -1,0 +1,157 @@
+"""The three things without which an edge-triggered socket hangs, and what a turn sends together."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from vla_rl.actors.sockets import LoopSocket
+from vla_rl.actors.wire import ENVELOPE, MAGIC, Frames, Kind, MalformedMessage, join_messages, split_messages
+
+Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]
+
+
+class WithoutLookingAgain(LoopSocket):
+    """The same socket without its second and third rule, to show that the tests below can fail."""
+
+    def _open_turn(self) -> None:
+        """Do not come back."""
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    left, right = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    left.bind(f"ipc://@vla_rl-test-{id(context)}")
+    right.connect(f"ipc://@vla_rl-test-{id(context)}")
+    right.send(b"connected")
+    left.recv()
+    yield left, right
+    context.destroy(linger=0)
+
+
+def message(number: int) -> bytes:
+    return ENVELOPE.pack(MAGIC, Kind.CALL, 0, 0, 0, number) + b"payload"
+
+
+def number_of(frames: Frames) -> int:
+    return int(ENVELOPE.unpack_from(frames[0])[5])
+
+
+class Inbox:
+    """Collects messages and says when there are enough."""
+
+    def __init__(self, wanted: int) -> None:
+        self.numbers: list[int] = []
+        self._wanted, self._enough = wanted, asyncio.Event()
+
+    def __call__(self, frames: Frames) -> None:
+        self.numbers.append(number_of(frames))
+        if len(self.numbers) == self._wanted:
+            self._enough.set()
+
+    async def until_enough(self) -> None:
+        async with asyncio.timeout(10):
+            await self._enough.wait()
+
+
+def swallow_announcement(socket: "zmq.Socket[bytes]") -> None:
+    """Wait until something has arrived, which reads the event away that would wake the loop."""
+    while not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        pass
+
+
+async def test_one_wake_up_takes_everything_that_has_arrived(pair: Pair) -> None:
+    left, right = pair
+    inbox = Inbox(1000)
+    socket = LoopSocket(left, inbox)
+    for number in range(1000):
+        right.send(message(number))
+    await inbox.until_enough()
+    assert inbox.numbers == list(range(1000))
+    socket.close()
+
+
+@pytest.mark.parametrize("kind", [LoopSocket, WithoutLookingAgain])
+async def test_what_arrived_before_the_socket_was_registered_is_found(pair: Pair, kind: type[LoopSocket]) -> None:
+    left, right = pair
+    right.send(message(1))
+    swallow_announcement(left)
+    inbox = Inbox(1)
+    socket = kind(left, inbox)
+    await turns(10)
+    assert inbox.numbers == ([1] if kind is LoopSocket else [])
+    socket.close()
+
+
+@pytest.mark.parametrize("kind", [LoopSocket, WithoutLookingAgain])
+async def test_what_arrived_while_sending_is_found(pair: Pair, kind: type[LoopSocket]) -> None:
+    left, right = pair
+    inbox = Inbox(1)
+    socket = kind(left, inbox)
+    await turns(3)
+    right.send(message(2))
+    swallow_announcement(left)
+    socket.send([message(3)])
+    await turns(10)
+    assert inbox.numbers == ([2] if kind is LoopSocket else [])
+    socket.close()
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_many_messages_both_ways_at_once_all_arrive(pair: Pair) -> None:
+    left, right = pair
+    inboxes = Inbox(20_000), Inbox(20_000)
+    sockets = LoopSocket(left, inboxes[0]), LoopSocket(right, inboxes[1])
+
+    async def send(socket: LoopSocket) -> None:
+        for number in range(20_000):
+            socket.send([message(number)])
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(send(socket) for socket in sockets))
+    await asyncio.gather(*(inbox.until_enough() for inbox in inboxes))
+    assert inboxes[0].numbers == inboxes[1].numbers == list(range(20_000))
+    for socket in sockets:
+        socket.close()
+
+
+async def test_messages_keep_their_order_whatever_their_size(pair: Pair) -> None:
+    left, right = pair
+    inbox = Inbox(60)
+    sender, receiver = LoopSocket(left, lambda frames: None), LoopSocket(right, inbox)
+    for number in range(60):
+        sender.send([message(number) + bytes(5000 if number % 5 == 0 else 0)])
+    await inbox.until_enough()
+    assert inbox.numbers == list(range(60))
+    sender.close()
+    receiver.close()
+
+
+async def test_sending_to_nobody_is_no_error() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    lonely = context.socket(zmq.PAIR)
+    lonely.bind("inproc://lonely")
+    socket = LoopSocket(lonely, lambda frames: None)
+    socket.send([message(1)])
+    socket.close()
+    socket.send([message(2)])
+    context.term()
+
+
+def test_a_batch_splits_into_what_was_joined() -> None:
+    messages = [message(number) for number in range(5)]
+    assert [bytes(part) for part in split_messages(join_messages(messages))] == messages
+
+
+@pytest.mark.parametrize("cut", [1, 3, 10])
+def test_a_truncated_batch_is_refused(cut: int) -> None:
+    batch = join_messages([message(1), message(2)])
+    with pytest.raises(MalformedMessage, match="batch that ends within"):
+        split_messages(batch[:-cut])

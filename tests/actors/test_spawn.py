@@ -1,0 +1,195 @@
+"""What `spawn` refuses, what mypy knows of a handle, and settings."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_actors import Counter
+
+from vla_rl.actors import (
+    Actor,
+    ChildProcess,
+    RemoteHost,
+    RestartPolicy,
+    Runtime,
+    call_all,
+    endpoint,
+    make_keys,
+    read_keys,
+    read_public_key,
+)
+from vla_rl.actors.placement import Intensity
+
+SUPPORT = Path(__file__).parent / "support"
+
+
+async def test_a_class_inside_a_function_cannot_be_a_child() -> None:
+    class Local(Actor):
+        async def ping(self) -> None:
+            """Answer."""
+
+    async with asyncio.timeout(20), Runtime() as runtime:
+        await (await runtime.spawn(Local)).ping()
+        with pytest.raises(TypeError, match="is defined inside a function"):
+            await runtime.spawn(Local, placement=ChildProcess())
+
+
+async def test_an_endpoint_that_takes_anything_is_refused() -> None:
+    class Loose(Actor):
+        async def take(self, **settings: Any) -> None:
+            """Take it."""
+
+    async with asyncio.timeout(20), Runtime() as runtime:
+        with pytest.raises(TypeError, match=r"Loose\.take takes \*settings; an endpoint names each of its parameters"):
+            await runtime.spawn(Loose)
+
+
+async def test_a_stream_must_say_what_it_yields() -> None:
+    class Odd(Actor):
+        async def numbers(self) -> int:  # type: ignore[misc]
+            yield 1
+
+    async with asyncio.timeout(20), Runtime() as runtime:
+        with pytest.raises(TypeError, match=r"Odd\.numbers is an async generator annotated .*expected AsyncIterator"):
+            await runtime.spawn(Odd)
+
+
+async def test_what_is_no_actor_class_is_refused() -> None:
+    async with asyncio.timeout(20), Runtime() as runtime:
+        with pytest.raises(TypeError, match=r"derive it from vla_rl\.actors\.Actor"):
+            await runtime.spawn(dict)  # type: ignore[type-var]
+
+
+async def test_a_runtime_that_is_not_open_spawns_nothing() -> None:
+    with pytest.raises(RuntimeError, match="is not open; use `async with`"):
+        await Runtime().spawn(Counter)
+
+
+async def test_an_actor_in_this_loop_may_be_given_anything_and_a_child_may_not() -> None:
+    class Holder(Actor):
+        def __init__(self, counter: Any) -> None:
+            self._counter = counter
+
+        async def total(self) -> int:
+            total: int = await self._counter.total()
+            return total
+
+    async with asyncio.timeout(20), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, 4, placement=ChildProcess())
+        holder = await runtime.spawn(Holder, counter)
+        assert await holder.total() == 4
+        with pytest.raises(TypeError, match="cannot be sent"):
+            await runtime.spawn(Counter, counter, placement=ChildProcess())  # type: ignore[arg-type]
+
+
+async def test_a_deadline_of_an_endpoint_replaces_that_of_its_actor() -> None:
+    class Patient(Actor):
+        @endpoint(deadline_s=30.0)
+        async def reset(self) -> str:
+            await asyncio.sleep(0.5)
+            return "ready"
+
+    async with asyncio.timeout(20), Runtime() as runtime:
+        patient = await runtime.spawn(Patient, deadline_s=0.1)
+        assert await patient.reset() == "ready"
+
+
+async def test_only_endpoints_can_be_fanned_out() -> None:
+    async with asyncio.timeout(20), Runtime() as runtime:
+        counter = await runtime.spawn(Counter)
+        with pytest.raises(ValueError, match="no actors to call"):
+            await call_all([], Counter.add, 1)
+        with pytest.raises(TypeError, match="on_stop is not an endpoint of Counter"):
+            await call_all([counter], Counter.on_stop)
+        with pytest.raises(TypeError, match="is not a handle; use what Runtime"):
+            await call_all([Counter()], Counter.add, 1)
+
+
+def test_an_intensity_counts_restarts_in_a_sliding_window() -> None:
+    intensity = Intensity(RestartPolicy(max_restarts=2, within_s=10.0))
+    assert [intensity.admit(now) for now in (0.0, 1.0, 2.0, 10.5, 10.9, 11.1)] == [True, True, False, True, False, True]
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="shared_memory_mib is -1, expected >= 0"):
+        ChildProcess(shared_memory_mib=-1)
+    with pytest.raises(ValueError, match="max_restarts=-1"):
+        RestartPolicy(max_restarts=-1)
+    with pytest.raises(ValueError, match="deadline_s is 0, expected more than 0 seconds"):
+        endpoint(deadline_s=0)
+    with pytest.raises(ValueError, match=r"address is 'ipc:///tmp/x', expected tcp://host:port"):
+        RemoteHost(address="ipc:///tmp/x", server_public_key="", client_keys=read_only_keys())
+
+
+def read_only_keys() -> Any:
+    from vla_rl.actors import KeyPair
+
+    return KeyPair(public="p", secret="s")
+
+
+def test_keys_are_secret_and_never_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    make_keys(folder, ("ann", "bob"))
+    assert sorted(file.name for file in folder.iterdir()) == [
+        *("ann.key", "ann.pub", "bob.key", "bob.pub", "server.key", "server.pub")
+    ]
+    assert (folder / "ann.key").stat().st_mode & 0o777 == 0o600
+    pair = read_keys(folder / "ann.key")
+    assert read_public_key(folder / "ann.pub") == pair.public
+    assert pair.secret not in repr(pair)
+    with pytest.raises(FileExistsError):
+        make_keys(folder)
+    with pytest.raises(ValueError, match="is not a key file"):
+        read_keys(folder / "ann.pub")
+    with pytest.raises(ValueError, match="expected a public key of 40"):
+        read_public_key(folder / "ann.key")
+
+
+TYPED = """
+from sample_actors import Counter
+from vla_rl.actors import ChildProcess, Runtime, call_all
+
+async def use(runtime: Runtime) -> None:
+    counter = await runtime.spawn(Counter, 3, name="c", placement=ChildProcess())
+    reveal_type(await counter.add(2))
+    reveal_type(await call_all([counter], Counter.add, 2))
+    await counter.add("two")
+    await counter.subtract(1)
+    await runtime.spawn(Counter, "three")
+    await call_all([counter], Counter.add, "two")
+"""
+
+
+@pytest.mark.slow
+def test_mypy_knows_the_constructor_and_the_endpoints(tmp_path: Path) -> None:
+    file = tmp_path / "typed.py"
+    file.write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(file)]
+    environment = {**os.environ, "MYPYPATH": str(SUPPORT)}
+    printed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=110, check=False).stdout
+    mine = [line.split(":", 2) for line in printed.splitlines() if line.startswith(str(file))]
+    assert [int(line) for _, line, text in mine if " error:" in text] == [9, 10, 11, 12]
+    by_line = {int(line): text for _, line, text in mine}
+    assert 'Revealed type is "int"' in by_line[7].replace("builtins.", "")
+    assert 'Revealed type is "list[int]"' in by_line[8].replace("builtins.", "")
+    assert 'incompatible type "str"; expected "int"' in by_line[9]
+    assert 'has no attribute "subtract"' in by_line[10]
+    assert "incompatible type" in by_line[11]
+    assert "incompatible type" in by_line[12]
+
+
+async def test_items_of_another_type_than_declared_are_refused() -> None:
+    class Liar(Actor):
+        async def numbers(self) -> AsyncIterator[int]:
+            yield "one"  # type: ignore[misc]
+
+    async with asyncio.timeout(20), Runtime() as runtime:
+        liar = await runtime.spawn(Liar)
+        with pytest.raises(TypeError, match=r"Expected `int`, got `str`"):
+            await anext(liar.numbers())
+        assert runtime.info(liar).num_rejected == 0

@@ -1,0 +1,87 @@
+"""The watchdog speaks while the loop waits, and while it is blocked."""
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from sample_actors import Counter
+
+from vla_rl.actors import Runtime, Watchdog, current_waits, note_progress, progress_counts, waiting
+
+
+class Told(io.StringIO):
+    """Says when a whole report was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reported = threading.Event()
+
+    def flush(self) -> None:
+        self.reported.set()
+
+
+async def test_a_stall_is_reported_with_who_waits_for_whom_and_every_task() -> None:
+    out = Told()
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, name="env-3")
+        call = asyncio.create_task(counter.wait_for_gate("x"), name="episode 12")
+        with waiting("trainer", on="group 7"), Watchdog(stall_after_s=0.2, out=out):
+            await asyncio.to_thread(out.reported.wait, 20)
+        call.cancel()
+    report = out.getvalue()
+    assert "watchdog: no progress for 0." in report
+    assert "trainer waits for group 7 since" in report
+    assert "episode 12 waits for env-3.wait_for_gate since" in report
+    assert "task 'episode 12':" in report
+    assert "in ActorClient.call" in report
+    assert "in Counter.wait_for_gate" in report  # the innermost frame of the actor's own task
+
+
+async def test_a_blocked_loop_is_reported_with_the_line_that_blocks_it() -> None:
+    out = Told()
+    with Watchdog(stall_after_s=0.2, out=out):
+        out.reported.wait(20)  # this very line blocks the loop
+    assert "out.reported.wait(20)  # this very line blocks the loop" in out.getvalue()
+
+
+async def test_progress_keeps_the_watchdog_quiet() -> None:
+    out = Told()
+    with Watchdog(stall_after_s=5.0, out=out) as watchdog:
+        for _ in range(100):
+            note_progress("episodes")
+            await asyncio.sleep(0)
+    assert watchdog.num_reports == 0
+    assert progress_counts()["episodes"] >= 100
+
+
+def test_a_watchdog_may_abort_the_process() -> None:
+    program = (
+        "import asyncio\nfrom vla_rl.actors import Watchdog\n"
+        "async def main():\n    with Watchdog(stall_after_s=0.2, abort=True):\n        await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == -6  # SIGABRT
+    assert "watchdog: no progress for" in ended.stderr
+
+
+async def test_a_stall_of_no_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="stall_after_s is 0, expected more than 0 seconds"):
+        Watchdog(stall_after_s=0)
+
+
+def test_a_wait_is_listed_while_its_block_runs() -> None:
+    with waiting("episode 1", on="env-0"):
+        (wait,) = [wait for wait in current_waits() if wait.who == "episode 1"]
+        assert wait.on == "env-0"
+        assert wait.describe(wait.since + 4.2) == "episode 1 waits for env-0 since 4.2 s"
+    assert [wait for wait in current_waits() if wait.who == "episode 1"] == []
+
+
+def test_actors_are_imported_without_torch() -> None:
+    program = "import sys, vla_rl.actors; sys.exit('torch' in sys.modules or 'gymnasium' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env={**os.environ})

@@ -1,0 +1,213 @@
+"""The rules that every registered environment keeps, run against each of them.
+
+LIBERO is held to them where its assets are: set VLA_RL_LIBERO_ASSETS to a folder that has them.
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from vla_rl.actors import Runtime
+from vla_rl.envs import LIBERO_SUITES, run_chunk
+from vla_rl.envs.libero.assets import find_assets
+from vla_rl.simulation import open_env
+from vla_rl.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class Case:
+    """One environment, small and quick where it can be."""
+
+    env_id: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, **more: Any) -> gymnasium.Env[Any, Any]:
+        return gymnasium.make(self.env_id, disable_env_checker=True, **{**self.kwargs, **more})
+
+
+TOY = Case("vla_rl/toy_reach-v0", {"render_mode": "rgb_array"})
+SOUND_FAULTY = Case("vla_rl/faulty-v0", {"fault": "raise", "times": 0, "render_mode": "rgb_array"})
+LIBERO = Case("vla_rl/libero_goal-v0", {"task_id": 3, "image_size": 64, "num_settle_steps": 1})
+CASES = [TOY, SOUND_FAULTY, LIBERO]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.env_id, scope="module")
+def case(request: pytest.FixtureRequest) -> Case:
+    if request.param is LIBERO:
+        try:
+            find_assets(None)
+        except (FileNotFoundError, ImportError) as error:
+            pytest.skip(f"LIBERO cannot be played here: {str(error).split('. ')[0]}")
+    chosen: Case = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def env(case: Case) -> Iterator[gymnasium.Env[Any, Any]]:
+    env = case.make()
+    yield env
+    env.close()
+
+
+def actions_for(env: gymnasium.Env[Any, Any], num_steps: int, seed: int = 0) -> np.ndarray:
+    """Small random moves, which end no episode."""
+    assert env.action_space.shape is not None
+    rng = np.random.default_rng(seed)
+    return rng.uniform(-0.1, 0.1, (num_steps, *env.action_space.shape)).astype(np.float32)
+
+
+def assert_same_observation(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert np.array_equal(value, other[key]), key
+
+
+def test_it_passes_gymnasiums_own_checker_without_a_warning(env: gymnasium.Env[Any, Any]) -> None:
+    check_env(env.unwrapped)
+
+
+def test_it_speaks_the_words_of_embodied_observations(env: gymnasium.Env[Any, Any]) -> None:
+    observation, info = env.reset(seed=0)
+    assert observation["image"].dtype == np.uint8
+    assert observation["image"].ndim == 3
+    assert observation["image"].shape[2] == 3
+    assert observation["state"].dtype == np.float32
+    assert isinstance(observation["instruction"], str)
+    assert observation["instruction"]
+    assert info["is_success"] is False
+    assert env.unwrapped.render_every_step is True  # type: ignore[attr-defined]
+
+
+def test_equal_seeds_and_actions_give_equal_episodes(env: gymnasium.Env[Any, Any]) -> None:
+    episodes = []
+    for _ in range(2):
+        observation, _ = env.reset(seed=11)
+        episodes.append([observation] + [env.step(row)[0] for row in actions_for(env, 3)])
+    for one, other in zip(*episodes, strict=True):
+        assert_same_observation(one, other)
+
+
+def test_an_init_state_is_the_same_start_whatever_the_seed(env: gymnasium.Env[Any, Any]) -> None:
+    first, _ = env.reset(seed=1, options={"init_state_id": 7})
+    again, _ = env.reset(seed=2, options={"init_state_id": 7})
+    other, _ = env.reset(seed=2, options={"init_state_id": 8})
+    assert_same_observation(first, again)
+    assert not np.array_equal(first["image"], other["image"])
+
+
+@pytest.mark.parametrize("options", [{"init_state_id": -1}, {"init_state_id": 10_000}, {"no_such_option": 1}])
+def test_unknown_starts_are_refused(env: gymnasium.Env[Any, Any], options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        env.reset(options=options)
+
+
+def test_a_state_restored_in_another_instance_goes_on_alike(case: Case, env: gymnasium.Env[Any, Any]) -> None:
+    rows = actions_for(env, 6)
+    env.reset(seed=4)
+    for row in rows[:3]:
+        env.step(row)
+    state = env.unwrapped.get_state()  # type: ignore[attr-defined]
+    stayed = [env.step(row) for row in rows[3:]]
+    other = case.make()
+    other.reset(seed=99)
+    restored = other.unwrapped.set_state(state)  # type: ignore[attr-defined]
+    assert other.observation_space.contains(restored)
+    moved = [other.step(row) for row in rows[3:]]
+    other.close()
+    for one, two in zip(stayed, moved, strict=True):
+        assert_same_observation(one[0], two[0])
+        assert one[1:] == two[1:]
+
+
+def test_a_chunk_ends_where_its_single_steps_end(env: gymnasium.Env[Any, Any]) -> None:
+    rows = actions_for(env, 4)
+    env.reset(seed=5)
+    steps = [env.step(row) for row in rows]
+    env.reset(seed=5)
+    observation, rewards, terminated, truncated, info = run_chunk(env, rows)
+    assert_same_observation(observation, steps[-1][0])
+    assert rewards.tolist() == [step[1] for step in steps]
+    assert (terminated, truncated) == steps[-1][2:4]
+    assert info == {**steps[-1][4], "num_executed": 4}
+
+
+def test_the_time_limit_truncates_and_the_last_picture_is_new(case: Case) -> None:
+    env = case.make(step_limit=3)
+    rows = actions_for(env, 8)
+    env.reset(seed=6)
+    singly = [env.step(row) for row in rows[:3]]
+    assert [step[2] for step in singly] == [False, False, False]
+    assert [step[3] for step in singly] == [False, False, True]
+    env.reset(seed=6)
+    observation, rewards, terminated, truncated, _ = run_chunk(env, rows)
+    env.close()
+    assert len(rewards) == 3
+    assert (terminated, truncated) == (False, True)
+    assert_same_observation(observation, singly[-1][0])
+
+
+def test_a_step_outside_an_episode_is_refused(case: Case) -> None:
+    env = case.make(step_limit=1)
+    env.reset(seed=0)
+    rows = actions_for(env, 2)
+    env.step(rows[0])
+    with pytest.raises((RuntimeError, gymnasium.error.ResetNeeded), match="reset"):
+        env.step(rows[1])
+    env.close()
+
+
+def test_success_terminates() -> None:
+    env = TOY.make()
+    env.reset(seed=0)
+    terminated = truncated = False
+    while not (terminated or truncated):
+        _, reward, terminated, truncated, info = env.step(env.unwrapped.optimal_action())  # type: ignore[attr-defined]
+    assert (terminated, truncated, reward, info["is_success"]) == (True, False, 1.0, True)
+
+
+async def test_it_plays_the_same_in_a_process_of_its_own(case: Case, env: gymnasium.Env[Any, Any]) -> None:
+    rows = actions_for(env, 4)
+    expected_start, _ = env.reset(seed=8)
+    expected, rewards, *_ = run_chunk(env, rows)
+    spec = EnvSpec(id=case.env_id, kwargs=case.kwargs)
+    async with asyncio.timeout(100), Runtime(name="contract") as runtime, open_env(runtime, spec) as handle:
+        start, _ = await handle.reset(seed=8)
+        outcome = await handle.step_chunk(rows)
+        assert_same_observation(start, expected_start)
+        assert_same_observation(outcome.observation, expected)
+        assert outcome.rewards.tolist() == rewards.tolist()
+
+
+def test_it_imports_no_torch(case: Case) -> None:
+    code = (
+        "import sys, gymnasium, vla_rl.envs\n"
+        f"env = gymnasium.make({case.env_id!r}, **{case.kwargs!r})\n"
+        "env.reset(seed=0)\n"
+        "env.close()\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_environments_imports_no_simulator() -> None:
+    code = (
+        "import sys, gymnasium, vla_rl.envs\n"
+        "assert not {'mujoco', 'robosuite', 'libero', 'torch', 'cv2'} & set(sys.modules), 'a simulator was imported'\n"
+        f"assert all(f'vla_rl/{{suite}}-v0' in gymnasium.registry for suite in {LIBERO_SUITES!r})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_registered_environment_is_held_to_the_contract() -> None:
+    ids = {env_id for env_id in gymnasium.registry if env_id.startswith("vla_rl/")}
+    assert ids == {TOY.env_id, SOUND_FAULTY.env_id, *(f"vla_rl/{suite}-v0" for suite in LIBERO_SUITES)}

@@ -1,0 +1,115 @@
+"""Action chunks: open loop, one reward a row, an exact end, and no picture that nobody sees."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from vla_rl.envs.chunking import ActionChunks, run_chunk
+
+
+class Countdown(gymnasium.Env[np.ndarray, np.ndarray]):
+    """Rewards the k-th step with k and terminates at `length`; counts how often it drew."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, length: int) -> None:
+        self.render_every_step = True
+        self.drawn_at: list[int] = []
+        self._length = length
+        self._count = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._count += 1
+        is_over = self._count >= self._length
+        if self.render_every_step or is_over:
+            self.drawn_at.append(self._count)
+        return np.array([self._count], np.float32), float(self._count), is_over, False, {"count": self._count}
+
+
+def test_every_row_runs_and_is_rewarded() -> None:
+    env = ActionChunks(Countdown(length=10), chunk_size=3)
+    env.reset()
+    observation, reward, terminated, truncated, info = env.step(np.zeros((3, 2), np.float32))
+    assert observation.tolist() == [3.0]
+    assert reward == 6.0
+    assert (terminated, truncated) == (False, False)
+    assert info["rewards"].tolist() == [1.0, 2.0, 3.0]
+    assert info["num_executed"] == info["count"] == 3
+
+
+def test_a_chunk_stops_at_the_exact_end_of_the_episode() -> None:
+    env = ActionChunks(Countdown(length=2), chunk_size=8)
+    env.reset()
+    _, reward, terminated, _, info = env.step(np.zeros((8, 2), np.float32))
+    assert terminated
+    assert reward == 3.0
+    assert info["rewards"].tolist() == [1.0, 2.0]
+    assert info["num_executed"] == 2
+
+
+def test_only_the_last_row_is_rendered() -> None:
+    env = Countdown(length=100)
+    env.reset()
+    run_chunk(env, np.zeros((4, 2), np.float32))
+    run_chunk(env, np.zeros((4, 2), np.float32))
+    assert env.drawn_at == [4, 8]
+    assert env.render_every_step is True
+
+
+def test_the_end_of_an_episode_is_rendered_in_the_middle_of_a_chunk() -> None:
+    env = Countdown(length=6)
+    env.reset()
+    run_chunk(env, np.zeros((4, 2), np.float32))
+    run_chunk(env, np.zeros((4, 2), np.float32))
+    assert env.drawn_at == [4, 6]
+
+
+def test_a_video_gets_every_row() -> None:
+    env = Countdown(length=100)
+    chunks = ActionChunks(env, chunk_size=3, render_every_row=True)
+    chunks.reset()
+    chunks.step(np.zeros((3, 2), np.float32))
+    assert env.drawn_at == [1, 2, 3]
+
+
+def test_the_action_space_is_a_stack_of_rows() -> None:
+    env = ActionChunks(Countdown(length=1), chunk_size=5)
+    assert env.action_space == spaces.Box(-1.0, 1.0, (5, 2), np.float32)
+
+
+def test_an_empty_chunk_is_refused() -> None:
+    env = Countdown(length=1)
+    env.reset()
+    with pytest.raises(ValueError, match="at least one row"):
+        run_chunk(env, np.zeros((0, 2), np.float32))
+
+
+def test_only_boxes_are_chunked() -> None:
+    with pytest.raises(TypeError, match="expected a Box"):
+        ActionChunks(gymnasium.make("CartPole-v1"), chunk_size=2)
+
+
+def test_a_chunk_size_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected >= 1"):
+        ActionChunks(Countdown(length=1), chunk_size=0)
+
+
+def test_an_episode_cut_by_gymnasiums_time_limit_still_shows_its_last_picture() -> None:
+    env = gymnasium.make("vla_rl.envs:vla_rl/toy_reach-v0", task_id=0, max_episode_steps=3)
+    env.reset(seed=0)
+    right = np.tile(np.array([0.2, 0, 0, 0, 0, 0, 0], np.float32), (8, 1))
+    observation, rewards, _, truncated, _ = run_chunk(env, right)
+    assert truncated
+    assert len(rewards) == 3
+    assert np.array_equal(observation["image"], env.unwrapped._draw())

@@ -1,0 +1,98 @@
+"""A recipe as a process: its command line, Ctrl-C, and what it leaves behind when it is killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from toy_runs import processes_of_session, run_recipe, start_recipe
+
+from vla_rl.engines import latest_checkpoint
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def until_line(process: "subprocess.Popen[str]", text: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"the recipe ended without {text!r}: {process.stderr.read() if process.stderr else ''}")
+
+
+async def until_gone(session: int) -> None:
+    async with asyncio.timeout(30):
+        while processes_of_session(session):
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.timeout(200)
+async def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    before = shared_memory()
+    process = start_recipe(tmp_path, "--run.updates", "500")
+    until_line(process, "update 2/500")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to every process of the group
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "stopping in order" in err
+    await until_gone(process.pid)
+    assert shared_memory() <= before
+    (run,) = tmp_path.iterdir()
+    checkpoint = latest_checkpoint(run / "checkpoints")
+    assert checkpoint is not None
+    reached = int(checkpoint.name.removeprefix("update-"))
+    assert reached >= 2
+
+    done = run_recipe(tmp_path, "--resume", str(run), "--run.updates", str(reached + 1))
+    assert done.returncode == 0, done.stderr
+    assert f"update {reached + 1}/{reached + 1}" in done.stdout
+
+
+async def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+    before = shared_memory()
+    process = start_recipe(tmp_path, "--run.updates", "500")
+    until_line(process, "update 1/500")
+    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode in (0, 128 + signal.SIGINT)
+    await until_gone(process.pid)
+    assert shared_memory() <= before
+
+
+async def test_kill_9_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
+    before = shared_memory()
+    process = start_recipe(tmp_path, "--run.updates", "500")
+    until_line(process, "update 1/500")
+    assert len(processes_of_session(process.pid)) >= 3
+    process.kill()
+    process.communicate(timeout=30)
+    await until_gone(process.pid)
+    assert shared_memory() <= before
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
+    done = run_recipe(tmp_path, "--dry-run", "--run.updates", "7")
+    assert done.returncode == 0, done.stderr
+    for phrase in ('"updates": 7', "simulators", "7 updates of 2 groups of 2 episodes = 28 episodes", "Memory estimate"):
+        assert phrase in " ".join(done.stdout.split()), phrase
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_graph_is_drawn(tmp_path: Path) -> None:
+    done = run_recipe(tmp_path / "runs", "--draw", str(tmp_path / "graph.svg"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "graph.svg").exists() or "flowchart" in done.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_mistake_on_the_command_line_is_one_message_without_a_traceback(tmp_path: Path) -> None:
+    done = run_recipe(tmp_path, "--simulators.num-envs", "99")
+    assert done.returncode == 2
+    assert "num_envs = 99" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())

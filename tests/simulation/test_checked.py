@@ -1,0 +1,103 @@
+"""An environment's faults are named as its own, with its id, what it returned and what was expected."""
+
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.errors import EnvError
+from vla_rl.simulation.checked import CheckedEnv
+from vla_rl.types import EnvSpec
+
+STILL = np.zeros(7, np.float32)
+
+
+def faulty(fault: str, at_step: int = 1) -> CheckedEnv:
+    return CheckedEnv(EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": fault, "at_step": at_step}))
+
+
+def test_a_sound_environment_is_left_alone() -> None:
+    env = CheckedEnv(EnvSpec(id="vla_rl/toy_reach-v0"))
+    observation, info = env.reset(seed=3, options=None)
+    assert observation["image"].shape == (32, 32, 3)
+    assert info == {"is_success": False}
+    _, reward, terminated, truncated, _ = env.step(STILL)
+    assert (reward, terminated, truncated) == (0.0, False, False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("wrong_shape", r"vla_rl/faulty-v0: {} returned image is uint8 \[28, 32, 3\], expected uint8 \[32, 32, 3\]"),
+        ("wrong_dtype", r"vla_rl/faulty-v0: {} returned state is float64 \[2\], expected float32 \[2\]"),
+        ("missing_key", r"vla_rl/faulty-v0: {} returned observation is a dict with the keys \['image', 'state'\]"),
+        ("raise", r"vla_rl/faulty-v0 with .* {} raised: RuntimeError\('the simulator lost its mind"),
+    ],
+)
+@pytest.mark.parametrize("at_step", [0, 1])
+def test_a_broken_contract_names_the_environment_and_what_was_expected(fault: str, message: str, at_step: int) -> None:
+    env = faulty(fault, at_step)
+    if at_step == 0:
+        with pytest.raises(EnvError, match=message.format("reset")):
+            env.reset(seed=0, options=None)
+    else:
+        env.reset(seed=0, options=None)
+        with pytest.raises(EnvError, match=message.format("step")):
+            env.step(STILL)
+
+
+def test_an_exception_of_the_environment_carries_its_traceback() -> None:
+    env = faulty("raise")
+    env.reset(seed=0, options=None)
+    with pytest.raises(EnvError) as caught:
+        env.step(STILL)
+    cause = caught.value.__cause__
+    assert isinstance(cause, RuntimeError)
+    assert "in _misbehave" in "".join(traceback.format_exception(cause))
+
+
+def test_a_reward_that_is_no_number_is_refused_alone_and_in_a_chunk() -> None:
+    env = faulty("not_finite_reward")
+    env.reset(seed=0, options=None)
+    with pytest.raises(EnvError, match="reward float nan, expected a finite number"):
+        env.step(STILL)
+    env = faulty("not_finite_reward")
+    env.reset(seed=0, options=None)
+    with pytest.raises(EnvError, match="expected finite numbers"):
+        env.step_chunk(np.zeros((2, 7), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "problem"),
+    [("vla_rl/toy_raech-v0", "toy_raech"), ("nowhere/x-v0", "nowhere"), ("no.such.module:x-v0", "no module|No module")],
+)
+def test_an_unknown_id_says_so(env_id: str, problem: str) -> None:
+    with pytest.raises(EnvError, match=f"could not be made.*({problem})"):
+        CheckedEnv(EnvSpec(id=env_id))
+
+
+def test_an_unknown_argument_says_so() -> None:
+    with pytest.raises(EnvError, match="unexpected keyword argument 'colour'"):
+        CheckedEnv(EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"colour": "red"}))
+
+
+def test_a_module_in_the_id_is_imported_first() -> None:
+    env = CheckedEnv(EnvSpec(id="vla_rl.envs:vla_rl/toy_reach-v0"))
+    assert env.reset(seed=0, options=None)[0]["instruction"].startswith("reach the")
+
+
+def test_a_state_is_refused_by_an_environment_that_has_none() -> None:
+    env = CheckedEnv(EnvSpec(id="CartPole-v1"))
+    env.reset(seed=0, options=None)
+    assert not env.description.has_state
+    with pytest.raises(TypeError, match="CartPole-v1 offers no get_state"):
+        env.get_state()
+
+
+def test_the_ledger_counts_faults_across_instances(tmp_path: Path) -> None:
+    spec = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "raise", "at_step": 0, "times": 2, "ledger": str(tmp_path)})
+    for _ in range(2):
+        with pytest.raises(EnvError, match="lost its mind"):
+            CheckedEnv(spec).reset(seed=0, options=None)
+    CheckedEnv(spec).reset(seed=0, options=None)

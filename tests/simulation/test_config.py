@@ -1,0 +1,39 @@
+"""Every limit of the pool is checked before a process starts, and the restart budget forgets what is long ago."""
+
+from typing import Any
+
+import pytest
+
+from vla_rl.errors import ConfigError
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.simulation.restarts import RestartBudget
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_envs", 0),
+        ("concurrent_starts", 0),
+        ("step_timeout_s", 0.0),
+        ("reset_timeout_s", -1.0),
+        ("start_timeout_s", 0.0),
+        ("max_episodes", 0),
+        ("max_rss_mb", 0),
+        ("max_restarts", -1),
+        ("restart_window_s", 0.0),
+        ("egl_devices", (0, -1)),
+    ],
+)
+def test_a_value_out_of_range_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"SimulatorConfig\.{field} is .*, expected"):
+        SimulatorConfig(**{field: value})
+
+
+def test_without_devices_the_environment_is_as_configured() -> None:
+    assert SimulatorConfig().environment_of(3) == {"OMP_NUM_THREADS": "1"}
+
+
+def test_restarts_long_ago_do_not_count() -> None:
+    budget = RestartBudget(max_restarts=2, window_s=10.0)
+    assert [budget.spend(now) for now in (0.0, 1.0, 9.9)] == [True, True, False]
+    assert [budget.spend(now) for now in (20.0, 21.0, 22.0)] == [True, True, False]

@@ -1,0 +1,169 @@
+"""The vector env behaves as gymnasium's own, step by step, and fails loudly."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from vla_rl.errors import ActorDied, ActorFrozen, EnvError
+from vla_rl.simulation import ProcessVectorEnv, SimulatorConfig, make_vec
+from vla_rl.types import EnvSpec
+
+NUM_ENVS = 3
+TOY = EnvSpec(id="vla_rl.envs:vla_rl/toy_reach-v0", kwargs={"step_limit": 7})
+BLACKJACK = EnvSpec(id="Blackjack-v1")
+CART_POLE = EnvSpec(id="CartPole-v1", kwargs={})
+
+
+@contextmanager
+def both(
+    spec: EnvSpec, mode: AutoresetMode = AutoresetMode.NEXT_STEP, copy: bool = True
+) -> Iterator[tuple[ProcessVectorEnv, SyncVectorEnv[Any, Any]]]:
+    """Ours and gymnasium's, over equal environments."""
+    theirs: SyncVectorEnv[Any, Any] = SyncVectorEnv(
+        [lambda: gymnasium.make(spec.id, **spec.kwargs) for _ in range(NUM_ENVS)], autoreset_mode=mode
+    )
+    ours = make_vec(spec, NUM_ENVS, autoreset_mode=mode, copy=copy)
+    try:
+        yield ours, theirs
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def assert_same(ours: Any, theirs: Any, where: str) -> None:
+    """Equal values, kinds, shapes and dtypes, all the way down."""
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys(), where
+        for key in theirs:
+            assert_same(ours[key], theirs[key], f"{where}[{key!r}]")
+    elif isinstance(theirs, np.ndarray) and theirs.dtype == object:
+        assert_same(list(ours), list(theirs), where)
+    elif isinstance(theirs, np.ndarray):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), where
+        assert np.array_equal(ours, theirs), where
+    elif isinstance(theirs, list | tuple):
+        assert len(ours) == len(theirs), where
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert_same(one, other, f"{where}[{index}]")
+    else:
+        assert ours == theirs, where
+
+
+def play_alike(ours: VectorEnv, theirs: VectorEnv, num_steps: int) -> int:
+    """Run both with equal seeds and actions and compare everything; how many episodes ended."""
+    assert_same(ours.reset(seed=42), theirs.reset(seed=42), "reset")
+    theirs.action_space.seed(7)
+    ended = 0
+    for number in range(num_steps):
+        actions = theirs.action_space.sample()
+        theirs_step = theirs.step(actions)
+        assert_same(ours.step(actions), theirs_step, f"step {number}")
+        ended += int((theirs_step[2] | theirs_step[3]).sum())
+    return ended
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("spec", [CART_POLE, TOY, BLACKJACK], ids=["CartPole", "toy", "Blackjack"])
+def test_two_hundred_steps_equal_those_of_gymnasiums_sync_vector_env(spec: EnvSpec, mode: AutoresetMode) -> None:
+    with both(spec, mode) as (ours, theirs):
+        assert ours.single_observation_space == theirs.single_observation_space
+        assert ours.observation_space == theirs.observation_space
+        assert ours.action_space == theirs.action_space
+        assert ours.metadata == theirs.metadata
+        assert play_alike(ours, theirs, 200) > 10
+
+
+def test_without_copies_the_values_are_the_same_and_the_arrays_too() -> None:
+    with both(TOY, copy=False) as (ours, theirs):
+        assert play_alike(ours, theirs, 30) > 0
+        first, _ = ours.reset(seed=0)
+        second = ours.step(ours.action_space.sample())[0]
+        assert first["image"] is second["image"]
+
+
+def test_with_copies_a_kept_observation_stays_as_it_is() -> None:
+    with both(TOY) as (ours, _):
+        first, _ = ours.reset(seed=0)
+        kept = first["state"].copy()
+        ours.step(np.full((NUM_ENVS, 7), 0.5, np.float32))
+        assert np.array_equal(first["state"], kept)
+
+
+def test_a_mask_resets_only_some_environments_as_gymnasium_does() -> None:
+    with both(CART_POLE, AutoresetMode.DISABLED) as (ours, theirs):
+        assert_same(ours.reset(seed=[3, None, 5])[0][[0, 2]], theirs.reset(seed=[3, None, 5])[0][[0, 2]], "reset")
+        ours.reset(seed=1)
+        theirs.reset(seed=1)
+        actions = np.ones(NUM_ENVS, np.int64)
+        while not theirs.step(actions)[2].any():
+            ours.step(actions)
+        ended = ours.step(actions)[2]
+        with pytest.raises(gymnasium.error.ResetNeeded, match="are over; reset them first"):
+            ours.step(actions)
+        mask = {"reset_mask": ended}
+        assert_same(ours.reset(seed=9, options=dict(mask)), theirs.reset(seed=9, options=dict(mask)), "partial reset")
+
+
+def test_pictures_are_rendered_by_every_environment() -> None:
+    spec = EnvSpec(id=TOY.id, kwargs={"render_mode": "rgb_array"})
+    with both(spec) as (ours, theirs):
+        ours.reset(seed=0)
+        theirs.reset(seed=0)
+        assert ours.render_mode == "rgb_array"
+        assert_same(ours.render(), theirs.render(), "render")
+
+
+def test_gymnasiums_wrappers_take_it() -> None:
+    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(make_vec(CART_POLE, 2))
+    envs.reset(seed=0)
+    infos: dict[str, Any] = {}
+    while "episode" not in infos:
+        infos = envs.step(np.ones(2, np.int64))[4]
+    assert infos["episode"]["l"].max() >= 8
+    envs.close()
+
+
+def faulty(fault: str) -> EnvSpec:
+    return EnvSpec(id="vla_rl.envs:vla_rl/faulty-v0", kwargs={"fault": fault, "at_step": 2})
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [("kill", ActorDied), ("stop", ActorFrozen), ("wrong_shape", EnvError), ("raise", EnvError)]
+)
+def test_a_fault_in_one_environment_is_raised_and_closing_leaves_no_process(fault: str, error: type[Exception]) -> None:
+    envs = make_vec(faulty(fault), 2, config=SimulatorConfig(step_timeout_s=0.5))
+    pids = [process.pid for process in envs._processes]
+    envs.reset(seed=0)
+    still = np.zeros((2, 7), np.float32)
+    envs.step(still)
+    with pytest.raises(error):
+        envs.step(still)
+    envs.close()
+    envs.close()
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(EnvError, match="could not be made"):
+        make_vec("NoSuchEnv-v7", 2)
+    with pytest.raises(ValueError, match="num_envs is 0"):
+        make_vec(CART_POLE, 0)
+    envs = make_vec(CART_POLE, 2)
+    with pytest.raises(ValueError, match="seed has 3 entries"):
+        envs.reset(seed=[1, 2, 3])
+    with pytest.raises(ValueError, match="reset_mask is"):
+        envs.reset(options={"reset_mask": [True, False]})
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match="action for CartPole-v1 is 2"):
+        envs.step(np.array([0, 2]))
+    envs.close()
+    with pytest.raises(gymnasium.error.ClosedEnvironmentError):
+        envs.reset(seed=0)

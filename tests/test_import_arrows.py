@@ -1,0 +1,88 @@
+"""The package's rooms import one way only, and what a simulator process imports stays free of torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "vla_rl"
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "types": {"errors"},
+    "graph": {"types", "errors"},
+    "actors": {"types", "errors"},
+    "algorithms": {"types", "errors"},
+    "rollout": {"types", "errors", "actors"},
+    "simulation": {"types", "errors", "actors"},
+    "observe": {"types", "errors", "actors", "graph"},
+    "engines": {"types", "errors", "actors", "algorithms", "rollout"},
+    "envs": {"types", "errors", "simulation"},
+    "models": {"types", "errors", "algorithms", "engines"},
+    "recipes": {
+        "types", "errors", "graph", "actors", "algorithms", "rollout", "simulation", "observe", "engines", "envs", "models",
+    },
+}  # fmt: skip
+
+
+def rooms_imported_by(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        rooms |= {name.split(".")[1] for name in names if name.startswith("vla_rl.")}
+    return rooms
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_only_what_stands_below_it(room: str) -> None:
+    files = [PACKAGE / "errors.py"] if room == "errors" else sorted((PACKAGE / room).rglob("*.py"))
+    assert files
+    wrong = {
+        f"{path.relative_to(PACKAGE)} imports {imported}"
+        for path in files
+        for imported in rooms_imported_by(path) - MAY_IMPORT[room] - {room}
+    }
+    assert not wrong
+
+
+def test_every_room_has_its_arrows_declared() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert rooms == set(MAY_IMPORT) - {"errors"}
+
+
+def test_the_root_shows_the_rooms_that_people_look_for() -> None:
+    for name in ("envs", "models", "recipes", "assets"):
+        assert (PACKAGE.parent / name).resolve() == PACKAGE / name
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "vla_rl.types",
+        "vla_rl.graph",
+        "vla_rl.actors",
+        "vla_rl.rollout",
+        "vla_rl.simulation",
+        "vla_rl.observe",
+        "vla_rl.envs",
+        "vla_rl.envs.toy",
+        "vla_rl.envs.libero",
+    ],
+)
+def test_no_torch_comes_with(module: str) -> None:
+    probe = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'vllm', 'timm'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_types_import_in_an_instant() -> None:
+    probe = "import sys, vla_rl.types; print(len([m for m in sys.modules if m.split('.')[0] in ('gymnasium', 'zmq')]))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "0"

@@ -1,0 +1,47 @@
+"""A trajectory counts exactly what ran."""
+
+import numpy as np
+
+from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Group, Step, StopReason, Trajectory
+
+EPISODE = EpisodeSpec(
+    episode_id=0, group_id=0, member=0, env=EnvSpec(id="vla_rl/toy_reach-v0"), task="toy/0", seed=1, policy_seed=2
+)
+
+
+def step(num_executed: int, version: int) -> Step:
+    chunk = ActionChunk(
+        actions=np.zeros((8, 7), np.float32),
+        tokens=np.zeros(56, np.int64),
+        log_probs=np.zeros(56, np.float32),
+        weight_version=version,
+    )
+    return Step(observation={}, chunk=chunk, rewards=np.full(num_executed, 0.5, np.float32))
+
+
+def trajectory(stop_reason: StopReason) -> Trajectory:
+    steps = (step(8, version=4), step(8, version=5), step(3, version=5))
+    return Trajectory(episode=EPISODE, steps=steps, final_observation={}, stop_reason=stop_reason)
+
+
+def test_a_trajectory_counts_the_rows_that_ran() -> None:
+    record = trajectory(StopReason.SUCCESS)
+    assert record.num_env_steps == 19
+    assert record.undiscounted_return == 9.5
+
+
+def test_staleness_is_counted_from_the_oldest_chunk() -> None:
+    record = trajectory(StopReason.TIME_LIMIT)
+    assert (record.oldest_version, record.newest_version) == (4, 5)
+
+
+def test_only_success_is_success() -> None:
+    outcomes = {reason: trajectory(reason).is_success for reason in StopReason}
+    assert outcomes == {StopReason.SUCCESS: True, StopReason.TERMINATED: False, StopReason.TIME_LIMIT: False}
+
+
+def test_a_group_knows_its_task_and_its_success_rate() -> None:
+    members = tuple(trajectory(reason) for reason in (StopReason.SUCCESS, StopReason.TIME_LIMIT, StopReason.TIME_LIMIT))
+    group = Group(group_id=0, trajectories=members, dispatch_version=4)
+    assert group.task == "toy/0"
+    assert group.success_rate == 1 / 3

@@ -1,0 +1,32 @@
+"""Environments: plain synchronous `gymnasium.Env`s, registered with gymnasium when this package is imported.
+
+    import gymnasium, vla_rl.envs
+    env = gymnasium.make("vla_rl/toy_reach-v0", task_id=0)
+
+Without an import of one's own, gymnasium's `module:id` form does the same: "vla_rl.envs:vla_rl/toy_reach-v0".
+Entry points are strings: an environment's module, and with it its simulator, is imported when the first one is made.
+No environment knows of asyncio, of torch or of the trainer.
+"""
+
+from typing import Any
+
+import gymnasium
+
+from vla_rl.envs.chunking import ActionChunks
+from vla_rl.simulation.open_loop import run_chunk
+
+LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+"""The suites of LIBERO, each registered as `vla_rl/<suite>-v0`; `task_id` picks the task."""
+
+
+def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
+    if env_id not in gymnasium.registry:
+        gymnasium.register(id=env_id, entry_point=entry_point, kwargs=kwargs or {})
+
+
+_register("vla_rl/toy_reach-v0", "vla_rl.envs.toy.reach:ToyReachEnv")
+_register("vla_rl/faulty-v0", "vla_rl.envs.toy.faulty:FaultyEnv")
+for _suite in LIBERO_SUITES:
+    _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.libero.env:LiberoEnv", {"suite": _suite})
+
+__all__ = ["LIBERO_SUITES", "ActionChunks", "run_chunk"]

@@ -1,0 +1,43 @@
+"""Action chunks as a gymnasium wrapper, for whoever plays an environment in this process."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vla_rl.simulation.open_loop import run_chunk
+from vla_rl.types import Observation
+
+
+class ActionChunks(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.ndarray]):
+    """Executes an action chunk open loop, one control step per row, until the episode ends.
+
+    Action: float32 [chunk_size, D]; fewer rows are run as they are. Reward: undiscounted sum over the
+    `info["num_executed"]` rows that ran; `info["rewards"]` is float32 [num_executed], one for each.
+
+    Args:
+        env: an environment whose action space is a `Box`.
+        chunk_size: rows of a chunk, H >= 1.
+        render_every_row: also render the rows in between, for a video.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Observation, np.ndarray], chunk_size: int, render_every_row: bool = False
+    ) -> None:
+        super().__init__(env)
+        row = env.action_space
+        if not isinstance(row, spaces.Box):
+            raise TypeError(f"the action space is {row}, expected a Box: only those are chunked.")
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size is {chunk_size}, expected >= 1.")
+        low, high = (np.broadcast_to(bound, (chunk_size, *row.shape)).copy() for bound in (row.low, row.high))
+        self.action_space = spaces.Box(low, high, dtype=row.dtype.type)
+        self._render_every_row = render_every_row
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Run the chunk; the reward is the sum over the rows that ran."""
+        observation, rewards, terminated, truncated, info = run_chunk(
+            self.env, action, render_every_row=self._render_every_row
+        )
+        return observation, float(rewards.sum()), terminated, truncated, {**info, "rewards": rewards}

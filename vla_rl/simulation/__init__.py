@@ -1,0 +1,25 @@
+"""Simulators in processes of their own, played asynchronously: single handles, a pool for episodes, a vector env.
+
+    async with Runtime(name="main") as runtime, open_env(runtime, "vla_rl/toy_reach-v0") as env:
+        observation, info = await env.reset(seed=0)
+
+Imports gymnasium and the actors, and no torch; nor does any simulator process.
+"""
+
+from vla_rl.simulation.config import SimulatorConfig
+from vla_rl.simulation.handle import EnvHandle, open_env
+from vla_rl.simulation.lease import LeasedEnv
+from vla_rl.simulation.pool import SimulatorPool
+from vla_rl.simulation.vector import ProcessVectorEnv, make_vec
+from vla_rl.simulation.worker import EnvWorker
+
+__all__ = [
+    "EnvHandle",
+    "EnvWorker",
+    "LeasedEnv",
+    "ProcessVectorEnv",
+    "SimulatorConfig",
+    "SimulatorPool",
+    "make_vec",
+    "open_env",
+]

@@ -1,0 +1,76 @@
+"""Which episode gets which simulator: a plain class with no task and no clock, driven by the pool.
+
+A simulator that has already built the environment of an episode saves its set-up, often seconds. So an episode prefers such
+a simulator, and a free simulator such an episode; but nobody is passed over more than `patience` times for that.
+"""
+
+from collections import deque
+from typing import Generic, TypeVar
+
+from vla_rl.types import EnvSpec
+
+Simulator = TypeVar("Simulator")
+Request = TypeVar("Request")
+
+
+class Assignment(Generic[Simulator, Request]):
+    """Idle simulators on one side, waiting requests on the other; at any time at least one side is empty.
+
+    Args:
+        patience: how often the oldest request lets a younger one go first because that one fits the free simulator.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._idle: list[tuple[Simulator, EnvSpec | None]] = []
+        self._waiting: deque[tuple[Request, EnvSpec]] = deque()
+        self._passed_over = 0
+
+    @property
+    def num_idle(self) -> int:
+        """Simulators that wait for a request."""
+        return len(self._idle)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a simulator."""
+        return len(self._waiting)
+
+    def ask(self, request: Request, spec: EnvSpec) -> Simulator | None:
+        """A simulator for the request, now taken: one that holds `spec`, else an empty one, else the longest idle.
+
+        None where all are busy; `offer` will give the request back when its turn has come.
+        """
+        if not self._idle:
+            self._waiting.append((request, spec))
+            return None
+        held = [environment for _, environment in self._idle]
+        wanted = spec if spec in held else None
+        index = held.index(wanted) if wanted in held else 0
+        return self._idle.pop(index)[0]
+
+    def offer(self, simulator: Simulator, held: EnvSpec | None) -> Request | None:
+        """The waiting request that a free simulator is for, now off the list; None keeps the simulator idle."""
+        if not self._waiting:
+            self._idle.append((simulator, held))
+            return None
+        index = self._best_fit(held) if self._passed_over < self._patience else 0
+        self._passed_over = 0 if index == 0 else self._passed_over + 1
+        request, _ = self._waiting[index]
+        del self._waiting[index]
+        return request
+
+    def withdraw(self, request: Request) -> None:
+        """Take a request that no longer waits off the list."""
+        waiting = next((entry for entry in self._waiting if entry[0] is request), None)
+        if waiting is not None:
+            self._waiting.remove(waiting)
+
+    def withdraw_all(self) -> list[Request]:
+        """Take all waiting requests off the list."""
+        requests = [request for request, _ in self._waiting]
+        self._waiting.clear()
+        return requests
+
+    def _best_fit(self, held: EnvSpec | None) -> int:
+        return next((index for index, (_, spec) in enumerate(self._waiting) if spec == held), 0)

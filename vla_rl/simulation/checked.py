@@ -1,0 +1,191 @@
+"""A gymnasium environment held to what it declares, with every fault of its code named as its own.
+
+Used inside the simulator's process; knows nothing of processes or asyncio.
+"""
+
+import importlib
+import math
+from typing import Any
+
+import gymnasium
+import msgspec
+import numpy as np
+
+from vla_rl.errors import EnvError
+from vla_rl.simulation.open_loop import run_chunk
+from vla_rl.simulation.plain import as_plain
+from vla_rl.simulation.spaces import (
+    SpaceDescription,
+    describe_space,
+    holds_only_plain,
+    holds_tuple,
+    observation_check,
+    out_of_space,
+    spell,
+    with_tuples,
+)
+from vla_rl.types import ChunkOutcome, EnvSpec, Info
+
+
+class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What an environment takes, gives and can do, as plain values."""
+
+    observation_space: SpaceDescription
+    action_space: SpaceDescription
+    has_state: bool
+    """Whether it offers `get_state` and `set_state`."""
+
+    render_mode: str | None
+    metadata: dict[str, Any]
+
+
+class CheckedEnv:
+    """One environment built from its spec. Every method raises `EnvError` for a fault of the environment.
+
+    Each observation is checked for kind, shape and dtype, the first one of an episode for the range of every number too.
+    """
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.spec = spec
+        self._was_reset = False
+        try:
+            self._env = _make(spec)
+            self._simulator: Any = self._env.unwrapped
+            self._wrong = observation_check(self._env.observation_space)
+            self._takes_tuples = holds_tuple(self._env.action_space)
+            self._is_plain = holds_only_plain(self._env.observation_space)
+            self.description = EnvDescription(
+                observation_space=describe_space(self._env.observation_space),
+                action_space=describe_space(self._env.action_space),
+                has_state=hasattr(self._simulator, "get_state") and hasattr(self._simulator, "set_state"),
+                render_mode=self._env.render_mode,
+                metadata={key: value for key, value in self._env.metadata.items() if _is_plain(value)},
+            )
+        except Exception as error:
+            raise self._fault("could not be made", error) from error
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Info]:
+        """Begin an episode."""
+        self._was_reset = True
+        try:
+            answer: Any = self._env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._fault("reset raised", error) from error
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise self._broken("reset", f"{spell(answer)}, expected a tuple (observation, info)")
+        observation, info = self._valid("reset", answer[0]), self._valid_info("reset", answer[1])
+        if (problem := out_of_space(self._env.observation_space, answer[0])) is not None:
+            raise self._broken("reset", problem)
+        return observation, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+        """Run one control step."""
+        if self._takes_tuples:
+            action = with_tuples(self._env.action_space, action)
+        try:
+            answer: Any = self._env.step(action)
+        except Exception as error:
+            raise self._fault("step raised", error) from error
+        if not isinstance(answer, tuple) or len(answer) != 5:
+            expected = "expected a tuple (observation, reward, terminated, truncated, info)"
+            raise self._broken("step", f"{spell(answer)}, {expected}")
+        observation, reward, terminated, truncated, info = answer
+        observation, info = self._valid("step", observation), self._valid_info("step", info)
+        if not isinstance(reward, (float, int, np.number)) or not math.isfinite(reward):
+            raise self._broken("step", f"reward {spell(reward)}, expected a finite number")
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise self._broken("step", f"{name} {spell(flag)}, expected a bool")
+        return observation, float(reward), bool(terminated), bool(truncated), info
+
+    def step_chunk(self, actions: np.ndarray, render_every_row: bool = False) -> ChunkOutcome:
+        """Run the rows until they are done or the episode ends; the observation after the last one is checked."""
+        try:
+            answer = run_chunk(self._env, actions, render_every_row=render_every_row)
+        except Exception as error:
+            raise self._fault("step raised", error) from error
+        observation, rewards, terminated, truncated, info = answer
+        if not np.isfinite(rewards).all():
+            raise self._broken("step", f"rewards {rewards.tolist()}, expected finite numbers")
+        return ChunkOutcome(
+            observation=self._valid("step", observation),
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            info=self._valid_info("step", info),
+        )
+
+    def render(self) -> Any:
+        """What the environment's render gives: a picture in the mode "rgb_array"."""
+        try:
+            return as_plain(self._env.render(), "the picture")
+        except Exception as error:
+            raise self._fault("render raised", error) from error
+
+    def get_state(self) -> Any:
+        """The simulator's state as plain values. Raises: TypeError where the environment offers none."""
+        self._require_state()
+        try:
+            return as_plain(self._simulator.get_state(), "the state")
+        except Exception as error:
+            raise self._fault("get_state raised", error) from error
+
+    def set_state(self, state: Any) -> Any:
+        """Go on from `state`; gives the observation there."""
+        self._require_state()
+        try:
+            if not self._was_reset:  # wrappers insist on a reset before the first step
+                self._env.reset()
+                self._was_reset = True
+            observation = self._simulator.set_state(state)
+        except Exception as error:
+            raise self._fault("set_state raised", error) from error
+        return self._valid("set_state", observation)
+
+    def close(self) -> None:
+        """Close the environment."""
+        try:
+            self._env.close()
+        except Exception as error:
+            raise self._fault("close raised", error) from error
+
+    def _require_state(self) -> None:
+        if not self.description.has_state:
+            raise TypeError(f"{self.spec.id} offers no get_state and set_state on its unwrapped class.")
+
+    def _valid(self, method: str, observation: Any) -> Any:
+        """The observation as plain values. Raises: EnvError where it is not what the space declares."""
+        if (problem := self._wrong(observation)) is not None:
+            raise self._broken(method, problem)
+        return observation if self._is_plain else as_plain(observation, "observation")
+
+    def _valid_info(self, method: str, info: Any) -> Info:
+        if not isinstance(info, dict):
+            raise self._broken(method, f"info {spell(info)}, expected a dict")
+        try:
+            plain: Info = as_plain(info, "info")
+        except TypeError as error:
+            raise EnvError(f"{self.spec.id}: {method} returned an info that cannot travel: {error}.") from error
+        return plain
+
+    def _broken(self, method: str, problem: str) -> EnvError:
+        return EnvError(f"{self.spec.id}: {method} returned {problem}; its spaces must say what it really returns.")
+
+    def _fault(self, what: str, error: Exception) -> EnvError:
+        """Whatever the environment's code raises is its own fault; the traceback is that of the cause."""
+        arguments = f" with {self.spec.kwargs}" if self.spec.kwargs else ""
+        return EnvError(f"{self.spec.id}{arguments} {what}: {error!r}")
+
+
+def _make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
+    if ":" not in spec.id:
+        importlib.import_module("vla_rl.envs")
+    return gymnasium.make(spec.id, disable_env_checker=True, **spec.kwargs)
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        as_plain(value, "metadata")
+    except TypeError:
+        return False
+    return True

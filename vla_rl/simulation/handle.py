@@ -1,0 +1,112 @@
+"""An environment in another process, in the asynchronous form of what everybody knows."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from vla_rl.actors import Runtime
+from vla_rl.simulation.actions import ActionGate
+from vla_rl.simulation.checked import EnvDescription
+from vla_rl.simulation.config import SimulatorConfig
+from vla_rl.simulation.process import SimulatorProcess
+from vla_rl.simulation.spaces import build_space, holds_tuple, with_tuples
+from vla_rl.types import ChunkOutcome, EnvSpec, Info
+
+
+class EnvHandle:
+    """One environment in a process of its own.
+
+        observation, info = await env.reset(seed=7)
+        observation, reward, terminated, truncated, info = await env.step(action)
+
+    Arrays in observations lie in memory shared with the simulator and are read-only; each stays as it is for as long as it
+    is referred to. Raises `ActorDied` (`ActorFrozen`) where the process dies (does not answer in time), `EnvError` where
+    the environment breaks its contract, `ValueError` for an action that its space does not have.
+    """
+
+    def __init__(self, process: SimulatorProcess, spec: EnvSpec, description: EnvDescription) -> None:
+        self.spec = spec
+        self.observation_space: spaces.Space[Any] = build_space(description.observation_space)
+        self.action_space: spaces.Space[Any] = build_space(description.action_space)
+        self.metadata = description.metadata
+        self.render_mode = description.render_mode
+        self.process = process
+        self._worker = process.worker
+        self._has_tuples = holds_tuple(self.observation_space)
+        self._gate = ActionGate(self.action_space, spec.id)
+        self._is_closed = False
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+        """Begin an episode: observation and info."""
+        self._require_open()
+        observation, info = await self.process.reset(seed, options)
+        return self._restored(observation), info
+
+    async def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
+        """Run one control step: observation, reward, terminated, truncated, info."""
+        self._require_open()
+        action = self._gate.one(action)
+        answer = await self.process.ask(self._worker.step(action))
+        return (self._restored(answer[0]), *answer[1:]) if self._has_tuples else answer
+
+    async def step_chunk(self, actions: np.ndarray, *, render_every_row: bool = False) -> ChunkOutcome:
+        """Run the rows of [H, D] open loop until they are done or the episode ends; one message each way."""
+        self._require_open()
+        actions = self._gate.chunk(actions)
+        return await self.process.ask(self._worker.step_chunk(actions, render_every_row))
+
+    async def render(self) -> Any:
+        """What the environment's render gives: a picture where `render_mode` is "rgb_array"."""
+        self._require_open()
+        return await self.process.ask(self._worker.render())
+
+    async def get_state(self) -> Any:
+        """The simulator's state as plain values, to be kept, moved and restored."""
+        self._require_open()
+        return await self.process.ask(self._worker.get_state())
+
+    async def set_state(self, state: Any) -> Any:
+        """Go on from a state got here or from the same environment elsewhere; the observation there."""
+        self._require_open()
+        return self._restored(await self.process.ask(self._worker.set_state(state)))
+
+    async def close(self) -> None:
+        """Close the environment and end its process. Closing again does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self.process.stop()
+
+    def _restored(self, observation: Any) -> Any:
+        return with_tuples(self.observation_space, observation) if self._has_tuples else observation
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError(f"{self.spec.id} was closed here; open or lease another one.")
+
+
+@asynccontextmanager
+async def open_env(
+    runtime: Runtime, env: EnvSpec | str, config: SimulatorConfig | None = None, *, name: str | None = None
+) -> AsyncIterator[EnvHandle]:
+    """Play one environment in a process of its own; the process ends with the context.
+
+        async with Runtime(name="main") as runtime, open_env(runtime, "vla_rl/toy_reach-v0") as env:
+            observation, info = await env.reset(seed=0)
+
+    Args:
+        runtime: owns the process.
+        env: a spec, or the id alone.
+        config: timeouts and environment variables; `num_envs` does not matter.
+        name: of the process, in errors and logs.
+
+    Raises: EnvError where the environment cannot be built, ActorDied where the process does not come up.
+    """
+    spec = EnvSpec(id=env) if isinstance(env, str) else env
+    process = await SimulatorProcess.start(runtime, name or f"env {spec.id}", config or SimulatorConfig())
+    try:
+        yield EnvHandle(process, spec, await process.open(spec))
+    finally:
+        await process.stop()

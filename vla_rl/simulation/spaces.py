@@ -1,0 +1,183 @@
+"""Spaces as plain values, and cheap checks against them.
+
+A child process tells its parent what its environment takes and gives (`describe_space`, `build_space`), and checks every
+observation with a function compiled once (`observation_check`): kind, shape and dtype of each part. What a whole
+`Space.contains` would also look at, the range of every pixel, is looked at once an episode.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+SpaceDescription: TypeAlias = dict[str, Any]
+"""A space as nested dicts of plain values and arrays; `kind` names its class."""
+
+Check: TypeAlias = Callable[[Any], str | None]
+"""Says what is wrong with a value, as "<what it is>, expected <what it should be>"; None where nothing is."""
+
+
+def describe_space(space: spaces.Space[Any]) -> SpaceDescription:
+    """The space as plain values. Raises: TypeError for a class that has no plain form."""
+    match space:
+        case spaces.Box():
+            return {"kind": "Box", "low": space.low, "high": space.high, "dtype": str(space.dtype)}
+        case spaces.Discrete():
+            return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+        case spaces.MultiDiscrete():
+            return {"kind": "MultiDiscrete", "nvec": space.nvec, "start": space.start, "dtype": str(space.dtype)}
+        case spaces.MultiBinary():
+            return {"kind": "MultiBinary", "shape": list(space.shape)}
+        case spaces.Text():
+            characters = "".join(sorted(space.character_set))
+            return {"kind": "Text", "max": space.max_length, "min": space.min_length, "charset": characters}
+        case spaces.Dict():
+            return {"kind": "Dict", "spaces": {key: describe_space(part) for key, part in space.items()}}
+        case spaces.Tuple():
+            return {"kind": "Tuple", "spaces": [describe_space(part) for part in space]}
+    raise TypeError(
+        f"space {space} is a {type(space).__name__}, expected {_KNOWN}: others cannot go between processes."
+    )
+
+
+_KNOWN = "a Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict or Tuple"
+
+
+def build_space(description: SpaceDescription) -> spaces.Space[Any]:
+    """The space that `describe_space` described."""
+    of: Any = description
+    match description["kind"]:
+        case "Box":
+            return spaces.Box(np.array(of["low"]), np.array(of["high"]), dtype=np.dtype(of["dtype"]).type)
+        case "Discrete":
+            return spaces.Discrete(of["n"], start=of["start"], dtype=np.dtype(of["dtype"]).type)
+        case "MultiDiscrete":
+            dtype = np.dtype(of["dtype"]).type
+            return spaces.MultiDiscrete(np.array(of["nvec"]), dtype=dtype, start=np.array(of["start"]))
+        case "MultiBinary":
+            return spaces.MultiBinary(tuple(of["shape"]))
+        case "Text":
+            return spaces.Text(max_length=of["max"], min_length=of["min"], charset=of["charset"])
+        case "Dict":
+            return spaces.Dict({key: build_space(part) for key, part in of["spaces"].items()})
+        case "Tuple":
+            return spaces.Tuple([build_space(part) for part in of["spaces"]])
+    raise ValueError(f"space of kind {description['kind']!r} is unknown, expected {_KNOWN}.")
+
+
+def observation_check(space: spaces.Space[Any], name: str = "observation") -> Check:
+    """A function that tells cheaply what is wrong with a value of `space`; `name` is how it speaks of the value."""
+    match space:
+        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            return _array_check(space, name)
+        case spaces.Dict():
+            return _dict_check(space, name)
+        case spaces.Tuple():
+            return _tuple_check(space, name)
+        case spaces.Text():
+            return _text_check(space, name)
+        case _:
+            return _contains_check(space, name)
+
+
+def holds_only_plain(space: spaces.Space[Any]) -> bool:
+    """Whether checked values of this space are arrays, texts and dicts of them, which may travel as they are."""
+    if isinstance(space, spaces.Dict):
+        return all(holds_only_plain(part) for part in space.values())
+    return isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Text)
+
+
+def holds_tuple(space: spaces.Space[Any]) -> bool:
+    """Whether values of this space hold a tuple, which becomes a list on its way between processes."""
+    if isinstance(space, spaces.Dict):
+        return any(holds_tuple(part) for part in space.values())
+    return isinstance(space, spaces.Tuple)
+
+
+def with_tuples(space: spaces.Space[Any], value: Any) -> Any:
+    """A value that came from another process, with tuples where its space has them."""
+    if isinstance(space, spaces.Dict):
+        return {key: with_tuples(part, value[key]) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(with_tuples(part, item) for part, item in zip(space, value, strict=True))
+    return value
+
+
+def _array_check(space: spaces.Space[Any], name: str) -> Check:
+    shape, dtype = space.shape, space.dtype
+
+    def check(value: Any) -> str | None:
+        if isinstance(value, np.ndarray) and value.shape == shape and value.dtype == dtype:
+            return None
+        return f"{name} is {spell(value)}, expected {dtype} {list(shape or ())}"
+
+    return check
+
+
+def _dict_check(space: spaces.Dict, name: str) -> Check:
+    whole = name == "observation"
+    parts = [(key, observation_check(part, key if whole else f"{name}.{key}")) for key, part in space.items()]
+    expected = set(space.spaces)
+
+    def check(value: Any) -> str | None:
+        if not isinstance(value, dict) or value.keys() != expected:
+            return f"{name} is {spell(value)}, expected a dict with the keys {sorted(expected)}"
+        for key, part in parts:
+            if (problem := part(value[key])) is not None:
+                return problem
+        return None
+
+    return check
+
+
+def _tuple_check(space: spaces.Tuple[Any], name: str) -> Check:
+    parts = [observation_check(part, f"{name}[{index}]") for index, part in enumerate(space)]
+
+    def check(value: Any) -> str | None:
+        if not isinstance(value, tuple) or len(value) != len(parts):
+            return f"{name} is {spell(value)}, expected a tuple of {len(parts)}"
+        for part, item in zip(parts, value, strict=True):
+            if (problem := part(item)) is not None:
+                return problem
+        return None
+
+    return check
+
+
+def _text_check(space: spaces.Text, name: str) -> Check:
+    shortest, longest = space.min_length, space.max_length
+
+    def check(value: Any) -> str | None:
+        if type(value) is str and shortest <= len(value) <= longest:
+            return None
+        return f"{name} is {spell(value)}, expected a value of {space}"
+
+    return check
+
+
+def _contains_check(space: spaces.Space[Any], name: str) -> Check:
+    def check(value: Any) -> str | None:
+        return None if space.contains(value) else f"{name} is {spell(value)}, expected a value of {space}"
+
+    return check
+
+
+def out_of_space(space: spaces.Space[Any], value: Any, name: str = "observation") -> str | None:
+    """Which part of `value` is out of range, looking at every number; its kinds, shapes and dtypes are known to be right."""
+    if isinstance(space, spaces.Dict):
+        found = (out_of_space(part, value[key], key) for key, part in space.items())
+        return next((problem for problem in found if problem), None)
+    if space.contains(value):
+        return None
+    return f"{name} is {spell(value)} with values outside {space}"
+
+
+def spell(value: Any) -> str:
+    """A short name of a value for an error: dtype and shape of an array, keys of a dict, else its type and text."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, dict):
+        return f"a dict with the keys {sorted(map(str, value))}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

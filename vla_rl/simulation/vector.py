@@ -1,0 +1,225 @@
+"""A gymnasium vector environment over simulator processes, for training loops that know nothing of asyncio."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space, iterate
+
+from vla_rl.simulation.actions import ActionGate
+from vla_rl.simulation.batch import ObservationBatch
+from vla_rl.simulation.config import SimulatorConfig
+from vla_rl.simulation.loop_thread import LoopThread
+from vla_rl.simulation.process import SimulatorProcess
+from vla_rl.simulation.spaces import build_space
+from vla_rl.types import EnvSpec
+
+_T = TypeVar("_T")
+
+_Answer = tuple[float, bool, bool, dict[str, Any], dict[str, Any] | None]
+"""Reward, terminated, truncated, info; and `final_obs` with `final_info` where it was reset in the same step."""
+
+
+def make_vec(
+    env: EnvSpec | str,
+    num_envs: int,
+    *,
+    copy: bool = True,
+    autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    config: SimulatorConfig | None = None,
+) -> "ProcessVectorEnv":
+    """`num_envs` copies of one environment, each in a process of its own, as one `gymnasium.vector.VectorEnv`.
+
+        envs = make_vec("CartPole-v1", num_envs=4)
+        observations, infos = envs.reset(seed=0)
+        observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+        envs.close()
+
+    Args:
+        env: a spec, or the id alone; any registered id, or `module:id`.
+        num_envs: processes.
+        copy: give new arrays at every step; False gives the same ones again, overwritten by the next step.
+        autoreset_mode: what happens after an episode's end; see gymnasium's `AutoresetMode`.
+        config: timeouts and environment variables; its `num_envs` does not matter.
+
+    Raises: EnvError where the environment cannot be built, ActorDied where a process does not come up.
+    """
+    spec = EnvSpec(id=env) if isinstance(env, str) else env
+    return ProcessVectorEnv(spec, num_envs, copy, AutoresetMode(autoreset_mode), config or SimulatorConfig())
+
+
+class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
+    """See `make_vec`. Behaves as gymnasium's own vector environments do: seeds, infos, final observations.
+
+    Calls raise `ActorDied` or `ActorFrozen` where a process dies or does not answer, and `EnvError` where an environment
+    breaks its contract. All processes end with `close`, and with this process whatever happens.
+    """
+
+    def __init__(
+        self, env: EnvSpec, num_envs: int, copy: bool, autoreset_mode: AutoresetMode, config: SimulatorConfig
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}, expected >= 1.")
+        self.num_envs, self.copy, self.autoreset_mode = num_envs, copy, autoreset_mode
+        self._thread = LoopThread(f"vector env {env.id}")
+        try:
+            self._processes = self._thread.call(self._start(env, config))
+        except BaseException:
+            self._thread.close()
+            self.closed = True
+            raise
+        description = self._processes[0].description
+        assert description is not None
+        self.metadata = {**description.metadata, "autoreset_mode": autoreset_mode}
+        self.render_mode = description.render_mode
+        self.single_observation_space = build_space(description.observation_space)
+        self.single_action_space = build_space(description.action_space)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._gate = ActionGate(self.single_action_space, env.id)
+        self._batch = ObservationBatch(self.single_observation_space, num_envs)
+        self._must_reset = np.zeros(num_envs, np.bool_)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of `options["reset_mask"]` (bool [num_envs]).
+
+        Args:
+            seed: environment i gets `seed + i`, or the i-th of a list.
+            options: handed to each environment, without the mask.
+        """
+        seeds = self._seeds(seed)
+        chosen, plain_options = self._chosen(options)
+        if self.copy:
+            self._batch = self._batch.fresh(keep_rows=not chosen.all())
+        infos = self._run(self._reset_all([int(index) for index in np.flatnonzero(chosen)], seeds, plain_options))
+        self._must_reset[chosen] = False
+        return self._batch.get(), self._gathered(infos)
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Run one control step everywhere; environments whose episode has ended begin the next one as the mode says."""
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._must_reset.any():
+            ended = np.flatnonzero(self._must_reset).tolist()
+            raise gymnasium.error.ResetNeeded(f"the episodes of environments {ended} are over; reset them first.")
+        rows = [
+            None if must_reset and self.autoreset_mode is AutoresetMode.NEXT_STEP else self._gate.one(action)
+            for must_reset, action in zip(self._must_reset, iterate(self.action_space, actions), strict=True)
+        ]
+        if self.copy:
+            self._batch = self._batch.fresh(keep_rows=False)
+        answers = self._run(self._step_all(rows))
+        rewards = np.array([answer[0] for answer in answers], np.float64)
+        terminations = np.array([answer[1] for answer in answers], np.bool_)
+        truncations = np.array([answer[2] for answer in answers], np.bool_)
+        infos: dict[str, Any] = {}
+        for index, answer in enumerate(answers):
+            for info in filter(None, (answer[4], answer[3])):
+                infos = self._add_info(infos, info, index)
+        self._must_reset = np.logical_or(terminations, truncations)
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            self._must_reset = np.zeros(self.num_envs, np.bool_)
+        return self._batch.get(), rewards, terminations, truncations, infos
+
+    def render(self) -> tuple[Any, ...]:
+        """What each environment's render gives."""
+        return tuple(self._run(self._render_all()))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close all environments and end their processes."""
+        self._thread.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        if self.closed:
+            coroutine.close()
+            raise gymnasium.error.ClosedEnvironmentError("this vector environment is closed; make another one.")
+        return self._thread.call(coroutine)
+
+    async def _start(self, env: EnvSpec, config: SimulatorConfig) -> list[SimulatorProcess]:
+        starting = asyncio.Semaphore(config.concurrent_starts)
+
+        async def start(index: int) -> SimulatorProcess:
+            async with starting:
+                name = f"{env.id}-{index}"
+                process = await SimulatorProcess.start(self._thread.runtime, name, config, index)
+                await process.open(env)
+                return process
+
+        return await _all(start(index) for index in range(self.num_envs))
+
+    async def _reset_all(
+        self, indices: list[int], seeds: list[int | None], options: dict[str, Any] | None
+    ) -> dict[int, dict[str, Any]]:
+        infos = await _all(self._reset_one(index, seeds[index], options) for index in indices)
+        return dict(zip(indices, infos, strict=True))
+
+    async def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+        observation, info = await self._processes[index].reset(seed, options)
+        self._batch.put(index, observation)
+        return info
+
+    async def _step_all(self, rows: list[Any]) -> list[_Answer]:
+        return await _all(self._step_one(index, row) for index, row in enumerate(rows))
+
+    async def _step_one(self, index: int, action: Any) -> _Answer:
+        """One control step of one environment; None instead of an action begins its next episode."""
+        if action is None:
+            return 0.0, False, False, await self._reset_one(index, None, None), None
+        process = self._processes[index]
+        observation, reward, terminated, truncated, info = await process.ask(process.worker.step(action))
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and (terminated or truncated):
+            final = {"final_obs": _owned(observation), "final_info": info}
+            return reward, terminated, truncated, await self._reset_one(index, None, None), final
+        self._batch.put(index, observation)
+        return reward, terminated, truncated, info, None
+
+    async def _render_all(self) -> list[Any]:
+        return await _all(process.ask(process.worker.render()) for process in self._processes)
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
+        if seed is None or isinstance(seed, int | np.integer):
+            return [None if seed is None else int(seed) + index for index in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(f"seed has {len(seed)} entries, expected one for each of {self.num_envs} environments.")
+        return list(seed)
+
+    def _chosen(self, options: dict[str, Any] | None) -> tuple[np.ndarray, dict[str, Any] | None]:
+        """Which environments to reset, and the options without the mask."""
+        if options is None or "reset_mask" not in options:
+            return np.ones(self.num_envs, np.bool_), options
+        mask = options["reset_mask"]
+        if (
+            not isinstance(mask, np.ndarray)
+            or mask.shape != (self.num_envs,)
+            or mask.dtype != np.bool_
+            or not mask.any()
+        ):
+            raise ValueError(f"reset_mask is {mask!r}, expected a bool array [{self.num_envs}] with at least one True.")
+        return mask, {key: value for key, value in options.items() if key != "reset_mask"}
+
+    def _gathered(self, infos: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        gathered: dict[str, Any] = {}
+        for index, info in infos.items():
+            gathered = self._add_info(gathered, info, index)
+        return gathered
+
+
+async def _all(coroutines: Iterator[Any]) -> list[Any]:
+    """Results in order. All run to their end: the first failure is raised only then, so that no row is half written."""
+    results = await asyncio.gather(*coroutines, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def _owned(observation: Any) -> Any:
+    """The observation in memory of its own, since the slot that it came in is small and shared."""
+    if isinstance(observation, dict):
+        return {key: _owned(part) for key, part in observation.items()}
+    if isinstance(observation, list | tuple):
+        return tuple(_owned(part) for part in observation)
+    return observation.copy() if isinstance(observation, np.ndarray) else observation
