@@ -1,0 +1,38 @@
+# Two commands set up a fresh machine: `make demo` runs the main job, `make test` everything that CI checks.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+# The processes of one run share the cores; threads that spin at barriers cost more than they bring.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test quick check bench install clean
+
+demo: install ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--updates 20" adds options
+	$(BIN)/python -m vla_rl.recipes.srpo_libero $(ARGS)
+
+test: check ## style, strict types, and every test that needs no GPU
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+quick: check ## the same without the slow tests
+	$(BIN)/python -m pytest -m "not gpu and not slow" $(ARGS)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install ## the peers that the benchmarks compare with, then all of them
+	$(BIN)/pip install --quiet --editable ".[bench]"
+	for name in actor_calls env_transport episode_scheduling graph_overhead; do \
+		$(BIN)/python -m benchmarks.$$name || exit 1; done
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml requirements/libero.txt scripts/install.sh
+	PYTHON="$(PYTHON)" sh scripts/install.sh
+	touch $@
+
+clean:
+	rm -rf .venv *.egg-info .mypy_cache .pytest_cache .ruff_cache

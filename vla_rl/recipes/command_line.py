@@ -1,0 +1,89 @@
+"""The command line that every recipe has: its own configuration, field by field, and what to do with it.
+
+python -m vla_rl.recipes.srpo_libero --help                         every option, with what it means
+python -m vla_rl.recipes.srpo_libero --config my.toml --updates 20   a file, then the command line on top of it
+python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved configuration and plan; nothing starts
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+import uvloop
+
+from vla_rl.errors import ConfigError, VlaRlError
+from vla_rl.recipes.config_files import read_config
+from vla_rl.types import Config
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What to do with the configuration."""
+
+    config: Path | None = None
+    """Start from this .toml or .json file (such as a run's own config.json); the command line overrides it."""
+
+    dry_run: bool = False
+    """Print the resolved configuration, the process plan and a memory estimate; start nothing."""
+
+    draw: Path | None = None
+    """Draw the graph into this .svg or .png file (mermaid text where graphviz is missing); start nothing."""
+
+    resume: Path | None = None
+    """Go on with the run in this directory, from its newest whole checkpoint and its own configuration."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command(Generic[ConfigT]):
+    """A recipe's configuration and what to do with it."""
+
+    launch: Launch
+    config: ConfigT
+
+
+def parse_command(config_type: type[ConfigT], description: str, argv: list[str] | None = None) -> Command[ConfigT]:
+    """Parse the command line of a recipe; `--help`, unknown options and bad values end the process with a message.
+
+    Precedence: the command line, then `--config` (or the configuration of the run named by `--resume`), then the defaults.
+    Raises: `ConfigError` for what the file or the combination of values has wrong.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--config", type=Path)
+    early.add_argument("--resume", type=Path)
+    known, _ = early.parse_known_args(arguments)
+    path = known.resume / "config.json" if known.resume is not None else known.config
+    default = config_type() if path is None else read_config(path, config_type)
+
+    # Built here because the type of its second field is only known here; the names make tyro leave out a prefix.
+    fields: list[tuple[str, Any, Any]] = [
+        ("launch", Annotated[Launch, tyro.conf.arg(name="")], Launch()),
+        ("config", Annotated[config_type, tyro.conf.arg(name="")], default),
+    ]
+    command_type = dataclasses.make_dataclass("RecipeCommand", fields, frozen=True)
+    command_type.__doc__ = description
+    parsed: Any = tyro.cli(command_type, args=arguments, description=description)
+    return Command(parsed.launch, parsed.config)
+
+
+def run_recipe(
+    config_type: type[ConfigT], main: Callable[[Command[ConfigT]], Coroutine[Any, Any, int]], description: str
+) -> int:
+    """Run a recipe from the command line on uvloop; an error that we name ends it in one message, without a traceback."""
+    try:
+        command = parse_command(config_type, description)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(main(command))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except VlaRlError as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,60 @@
+"""Read a configuration from a TOML or JSON file; a key that does not exist is refused with the nearest that does."""
+
+import difflib
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from vla_rl.errors import ConfigError
+from vla_rl.types import Config
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+def read_config(path: Path, config_type: type[ConfigT]) -> ConfigT:
+    """Read `path` (.toml or .json) as `config_type`; what the file leaves out keeps its default.
+
+    Raises: `ConfigError` naming the file and the key where the file cannot be read, is not TOML or JSON, holds an unknown
+    key or a value of another type; or what the configuration itself refuses.
+    """
+    decoders: dict[str, Callable[[bytes], Any]] = {".toml": msgspec.toml.decode, ".json": msgspec.json.decode}
+    if path.suffix not in decoders:
+        raise ConfigError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(decoders)}")
+    try:
+        data = decoders[path.suffix](path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not {path.suffix[1:].upper()}: {error}") from error
+    refuse_unknown_keys(data, config_type, where=str(path))
+    try:
+        return msgspec.convert(data, config_type)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:
+    """Raise `ConfigError` for the first key of the nested dict `data` that `config_type` does not have."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: {data!r} stands where a table of {config_type.__name__} is expected")
+    hints = typing.get_type_hints(config_type)
+    for key, value in data.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(hints))}"
+            raise ConfigError(f"{where}: unknown key {key!r} of {config_type.__name__}; {advice}")
+        nested = _nested_config(hints[key])
+        if nested is not None and value is not None:
+            refuse_unknown_keys(value, nested, where=f"{where}: {key}")
+
+
+def _nested_config(hint: Any) -> type[Config] | None:
+    candidates = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, Config):
+            return candidate
+    return None

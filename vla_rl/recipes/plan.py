@@ -1,0 +1,66 @@
+"""What `--dry-run` prints: the resolved configuration, which process does what, and how much memory that takes."""
+
+import msgspec
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
+from vla_rl.recipes.training_config import TrainingConfig
+
+MIB = 2**20
+
+BYTES_PER_PARAMETER = 4 + 4 + 8
+"""Weights, gradients and Adam's two moving averages, in float32; the engine shares the learner's weights."""
+
+
+def print_plan(
+    config: TrainingConfig,
+    *,
+    num_parameters: int,
+    simulator_mb: int,
+    chunk_bytes: int,
+    chunks_per_episode: int,
+    what_runs: str,
+    console: Console | None = None,
+) -> None:
+    """Print the plan of a run.
+
+    Args:
+        config: the resolved configuration.
+        num_parameters: of the policy.
+        simulator_mb: resident memory of one simulator process.
+        chunk_bytes: of one recorded decision: images, state and tokens.
+        chunks_per_episode: of the longest episode.
+        what_runs: the environments, in words.
+        console: where to print; None is standard output.
+    """
+    out = console if console is not None else Console()
+    out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
+
+    processes = Table("process", "count", "what it does", title="Processes")
+    processes.add_row(
+        "this one", "1", f"event loop, policy and learner ({_device()}), {config.run.torch_threads} threads"
+    )
+    processes.add_row("simulators", str(config.simulators.num_envs), f"{what_runs}, one environment in each")
+    out.print(processes)
+
+    scheduler = config.scheduler
+    episodes = scheduler.group_capacity * config.group_size
+    out.print(
+        f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {config.group_size} episodes = "
+        f"{config.run.updates * scheduler.groups_per_update * config.group_size} episodes; at most {episodes} episodes "
+        f"outstanding at a time, trained at most {scheduler.max_staleness} updates after their dispatch"
+    )
+    items = [
+        MemoryItem("Python, torch and the rest of this process", 700 * MIB),
+        MemoryItem("weights, gradients and optimizer", num_parameters * BYTES_PER_PARAMETER),
+        MemoryItem("simulator processes", simulator_mb * MIB, config.simulators.num_envs),
+        MemoryItem("outstanding episodes, at their longest", chunks_per_episode * chunk_bytes, episodes),
+    ]
+    out.print(memory_table("Memory estimate", items, available_bytes()))
+
+
+def _device() -> str:
+    gpus = gpu_memory()
+    return gpus[0].name if gpus else "CPU, as there is no GPU"

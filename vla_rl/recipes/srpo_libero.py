@@ -1,0 +1,128 @@
+"""SRPO on LIBERO: `python -m vla_rl.recipes.srpo_libero`.
+
+Plays LIBERO tasks in simulator processes with a small OpenVLA-OFT policy, rewards failures by how near they came to the
+successes of the same update, and updates the policy. Metrics, checkpoints, videos and a trace are left in the run's folder.
+"""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from vla_rl.envs.libero.tasks import STEP_LIMITS, find_task
+from vla_rl.errors import ConfigError
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.observe import RunDirectory
+from vla_rl.recipes.command_line import Command, run_recipe
+from vla_rl.recipes.plan import print_plan
+from vla_rl.recipes.training import TrainingRun, train
+from vla_rl.recipes.training_config import RunConfig, TrainingConfig
+from vla_rl.rollout import TaskStart
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import EnvSpec, derive_seed
+
+
+class SrpoLiberoConfig(TrainingConfig, frozen=True, kw_only=True):
+    """SRPO on tasks of one LIBERO suite."""
+
+    run: RunConfig = RunConfig(name="srpo_libero")
+
+    suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_object"
+    """LIBERO's suite."""
+
+    task_ids: tuple[int, ...] = (1,)
+    """Tasks of the suite, in LIBERO's own order."""
+
+    train_init_states: int = 40
+    """The first so many of LIBERO's fixed initial states are trained on; the rest stay unseen."""
+
+    step_limit: int | None = None
+    """Control steps after which an episode is a failure; none for the suite's published limit."""
+
+    image_size: int = 84
+    """Side in pixels of the cameras' pictures; the policy resizes them to its own."""
+
+    assets: str | None = None
+    """Folder of LIBERO's meshes and textures; none for VLA_RL_LIBERO_ASSETS or hf-libero's own download."""
+
+    policy: str | None = None
+    """Folder of an OpenVLA-OFT checkpoint to start from; none for the small one with random weights."""
+
+    simulators: SimulatorConfig = msgspec.structs.replace(TrainingConfig().simulators, max_rss_mb=4000)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
+        for task_id in self.task_ids:
+            try:
+                task = find_task(self.suite, task_id)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            self.require(
+                0 < self.train_init_states <= task.num_init_states,
+                "train_init_states",
+                f"1 to {task.num_init_states}, the initial states of {self.suite}/{task_id}",
+            )
+        self.require(self.step_limit is None or self.step_limit >= 1, "step_limit", "at least 1 control step, or none")
+
+
+def starts_of(config: SrpoLiberoConfig) -> list[TaskStart]:
+    """Every task from every initial state that is trained on."""
+    starts = []
+    for task_id in config.task_ids:
+        kwargs = {
+            "task_id": task_id,
+            "image_size": config.image_size,
+            "step_limit": config.step_limit,
+            "assets": config.assets,
+        }
+        env = EnvSpec(id=f"vla_rl/{config.suite}-v0", kwargs=kwargs)
+        starts += [
+            TaskStart(env=env, task=f"{config.suite}/{task_id}", options={"init_state_id": state})
+            for state in range(config.train_init_states)
+        ]
+    return starts
+
+
+def policy_of(config: SrpoLiberoConfig) -> OpenVlaOft:
+    """The checkpoint that the configuration names, or the small policy with random weights."""
+    if config.policy is not None:
+        return OpenVlaOft.load(Path(config.policy))
+    print("no --policy given: starting from random weights")
+    return OpenVlaOft.create(tiny(), seed=derive_seed(config.run.seed, "policy"))
+
+
+async def main(command: Command[SrpoLiberoConfig]) -> int:
+    """Plan, draw or train, as the command line says."""
+    config, launch = command.config, command.launch
+    model = policy_of(config)
+    if launch.dry_run:
+        limit = config.step_limit or STEP_LIMITS[config.suite]
+        print_plan(
+            config,
+            num_parameters=sum(parameter.numel() for parameter in model.network.parameters()),
+            simulator_mb=1100,
+            chunk_bytes=2 * 3 * config.image_size**2 + 2048,
+            chunks_per_episode=-(-limit // model.config.chunk_size),
+            what_runs=f"{config.suite}, tasks {', '.join(map(str, config.task_ids))}",
+        )
+        return 0
+    if launch.draw is not None:
+        print(f"drawn into {TrainingRun(config, starts_of(config), model).graph.draw(launch.draw)}")
+        return 0
+    resume = RunDirectory.resume(launch.resume) if launch.resume is not None else None
+    outcome = await train(config, starts_of(config), model, resume=resume)
+    print(f"everything of this run is in {outcome.run.path}")
+    if outcome.was_stopped:
+        print(f"go on with: python -m vla_rl.recipes.srpo_libero --resume {outcome.run.path}")
+    return 0
+
+
+def cli() -> int:
+    """The command line."""
+    return run_recipe(SrpoLiberoConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

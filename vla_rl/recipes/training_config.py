@@ -1,0 +1,83 @@
+"""What every training run is told, whatever its task: sizes, seeds, and what it leaves behind."""
+
+import os
+
+from vla_rl.algorithms import EmbeddingConfig, SrpoConfig
+from vla_rl.engines import EngineConfig, LearnerConfig
+from vla_rl.errors import ConfigError
+from vla_rl.rollout import SchedulerConfig
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import Config
+
+
+class RunConfig(Config, frozen=True, kw_only=True):
+    """How long a run is, and what it leaves behind."""
+
+    name: str = "run"
+    """First part of the run directory's name."""
+
+    root: str = "runs"
+    """Folder in which run directories are made."""
+
+    updates: int = 5
+    """Weight updates to make, those before a resume included."""
+
+    seed: int = 0
+    """The one seed from which all others follow."""
+
+    checkpoint_every: int = 1
+    """Updates between checkpoints; the last update is always saved."""
+
+    keep_checkpoints: int = 2
+    """Checkpoints to keep, the newest ones."""
+
+    videos_every: int = 5
+    """In each window of this many updates, the first success and the first failure of every task become videos."""
+
+    stall_warning_s: float = 120.0
+    """When nothing moved for this long, the watchdog prints who waits for whom and all task stacks."""
+
+    torch_threads: int = 1
+    """Threads that the policy and the learner compute with on a CPU; the simulators need cores too."""
+
+    wandb_project: str | None = None
+    """Also log to this project of Weights & Biases (needs the extra `wandb`)."""
+
+    def __post_init__(self) -> None:
+        for field in ("updates", "checkpoint_every", "keep_checkpoints", "videos_every", "torch_threads"):
+            self.require(getattr(self, field) >= 1, field, "at least 1")
+        self.require(self.stall_warning_s > 0, "stall_warning_s", "above 0 seconds")
+
+
+class TrainingConfig(Config, frozen=True, kw_only=True):
+    """Reinforcement learning of one policy in one kind of environment."""
+
+    run: RunConfig = RunConfig()
+
+    group_size: int = 4
+    """Episodes from the same start; their rewards are compared with each other."""
+
+    temperature: float = 1.0
+    """Of the policy's distribution over actions, in rollout and in training alike."""
+
+    accuracy_bounds: tuple[float, float] = (0.0, 1.0)
+    """Groups whose success rate lies outside are filtered and replaced; (0, 1) keeps every group."""
+
+    simulators: SimulatorConfig = SimulatorConfig(num_envs=max(os.cpu_count() or 1, 1))
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=2, max_staleness=1)
+    engine: EngineConfig = EngineConfig()
+    learner: LearnerConfig = LearnerConfig()
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    srpo: SrpoConfig = SrpoConfig()
+
+    def __post_init__(self) -> None:
+        self.require(self.group_size >= 2, "group_size", "at least 2 episodes, so that there is something to compare")
+        self.require(self.temperature > 0.0, "temperature", "above 0")
+        low, high = self.accuracy_bounds
+        self.require(0.0 <= low <= high <= 1.0, "accuracy_bounds", "two rates with 0 <= low <= high <= 1")
+        self.scheduler.require_feasible(num_envs=self.simulators.num_envs, group_size=self.group_size)
+        if self.scheduler.deterministic != self.engine.is_deterministic:
+            raise ConfigError(
+                f"scheduler.deterministic is {self.scheduler.deterministic} and engine.is_deterministic "
+                f"{self.engine.is_deterministic}: expected both or neither, as one without the other reproduces nothing"
+            )
