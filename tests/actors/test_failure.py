@@ -124,6 +124,29 @@ async def test_an_escalated_death_cancels_whatever_the_owner_was_doing() -> None
     assert cancelled.is_set()
 
 
+async def test_an_escalated_death_stops_the_other_actors_too() -> None:
+    survivors = []
+
+    async def own() -> None:
+        async with Runtime() as runtime:
+            survivors.append(await runtime.spawn(Counter, placement=ChildProcess()))
+            survivors.append(await runtime.spawn(Counter))
+            policy = RestartPolicy(max_restarts=0, within_s=1.0)
+            fragile = await runtime.spawn(CrashLoop, placement=ChildProcess(), restart=policy)
+            with pytest.raises(ActorDied):
+                await fragile.exit()
+            await asyncio.Event().wait()
+
+    before = children_of(os.getpid())
+    async with asyncio.timeout(30):
+        with pytest.raises(ActorDied, match="exit code 9"):
+            await own()
+        assert children_of(os.getpid()) == before
+        for survivor in survivors:
+            with pytest.raises(ActorDied, match="stopped by its owner"):
+                await survivor.total()
+
+
 async def test_cancelling_the_owner_stops_its_children() -> None:
     started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -1,9 +1,11 @@
 """What `spawn` refuses, what mypy knows of a handle, and settings."""
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from vla_rl.actors import (
     read_keys,
     read_public_key,
 )
+from vla_rl.actors.handle import client_of
 from vla_rl.actors.placement import Intensity
 
 SUPPORT = Path(__file__).parent / "support"
@@ -85,6 +88,20 @@ async def test_an_actor_in_this_loop_may_be_given_anything_and_a_child_may_not()
         assert await holder.total() == 4
         with pytest.raises(TypeError, match="cannot be sent"):
             await runtime.spawn(Counter, counter, placement=ChildProcess())  # type: ignore[arg-type]
+
+
+async def test_a_runtime_forgets_actors_that_ended_and_their_handles_do_not() -> None:
+    async with asyncio.timeout(20), Runtime() as runtime, Runtime(name="other") as other:
+        counter = await runtime.spawn(Counter, name="old")
+        await runtime.stop(counter)
+        await asyncio.sleep(0)
+        assert runtime.info(counter).state == "stopped"
+        client = weakref.ref(client_of(counter))
+        with pytest.raises(ValueError, match="actor 'old' belongs to another runtime than 'other'"):
+            other.info(counter)
+        del counter
+        gc.collect()
+        assert client() is None
 
 
 async def test_a_deadline_of_an_endpoint_replaces_that_of_its_actor() -> None:
@@ -165,11 +182,10 @@ async def use(runtime: Runtime) -> None:
 """
 
 
-@pytest.mark.slow
 def test_mypy_knows_the_constructor_and_the_endpoints(tmp_path: Path) -> None:
     file = tmp_path / "typed.py"
     file.write_text(TYPED)
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(file)]
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", f"--cache-dir={tmp_path}", str(file)]
     environment = {**os.environ, "MYPYPATH": str(SUPPORT)}
     printed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=110, check=False).stdout
     mine = [line.split(":", 2) for line in printed.splitlines() if line.startswith(str(file))]

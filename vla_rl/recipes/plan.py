@@ -14,27 +14,26 @@ BYTES_PER_PARAMETER = 4 + 4 + 8
 """Weights, gradients and Adam's two moving averages, in float32; the engine shares the learner's weights."""
 
 
-def print_plan(
-    config: TrainingConfig,
-    *,
-    num_parameters: int,
-    simulator_mb: int,
-    chunk_bytes: int,
-    chunks_per_episode: int,
-    what_runs: str,
-    console: Console | None = None,
-) -> None:
-    """Print the plan of a run.
+class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What episodes of one kind cost, for the estimate."""
 
-    Args:
-        config: the resolved configuration.
-        num_parameters: of the policy.
-        simulator_mb: resident memory of one simulator process.
-        chunk_bytes: of one recorded decision: images, state and tokens.
-        chunks_per_episode: of the longest episode.
-        what_runs: the environments, in words.
-        console: where to print; None is standard output.
-    """
+    what_runs: str
+    """The environments, in words."""
+
+    simulator_mb: int
+    """Resident memory of one simulator process."""
+
+    chunk_bytes: int
+    """Of one recorded decision: images, state and tokens."""
+
+    num_chunks: int
+    """Of the longest episode."""
+
+
+def print_plan(
+    config: TrainingConfig, footprint: EpisodeFootprint, num_parameters: int, console: Console | None = None
+) -> None:
+    """Print the plan of a run: `num_parameters` is that of the policy; without a console, on standard output."""
     out = console if console is not None else Console()
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
 
@@ -42,7 +41,7 @@ def print_plan(
     processes.add_row(
         "this one", "1", f"event loop, policy and learner ({_device()}), {config.run.torch_threads} threads"
     )
-    processes.add_row("simulators", str(config.simulators.num_envs), f"{what_runs}, one environment in each")
+    processes.add_row("simulators", str(config.simulators.num_envs), f"{footprint.what_runs}, one environment in each")
     out.print(processes)
 
     scheduler = config.scheduler
@@ -55,8 +54,8 @@ def print_plan(
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights, gradients and optimizer", num_parameters * BYTES_PER_PARAMETER),
-        MemoryItem("simulator processes", simulator_mb * MIB, config.simulators.num_envs),
-        MemoryItem("outstanding episodes, at their longest", chunks_per_episode * chunk_bytes, episodes),
+        MemoryItem("simulator processes", footprint.simulator_mb * MIB, config.simulators.num_envs),
+        MemoryItem("outstanding episodes, at their longest", footprint.num_chunks * footprint.chunk_bytes, episodes),
     ]
     out.print(memory_table("Memory estimate", items, available_bytes()))
 

@@ -13,10 +13,9 @@ import msgspec
 from vla_rl.envs.libero.tasks import STEP_LIMITS, find_task
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
-from vla_rl.observe import RunDirectory
 from vla_rl.recipes.command_line import Command, run_recipe
-from vla_rl.recipes.plan import print_plan
-from vla_rl.recipes.training import TrainingRun, train
+from vla_rl.recipes.launching import launch
+from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import RunConfig, TrainingConfig
 from vla_rl.rollout import TaskStart
 from vla_rl.simulation import SimulatorConfig
@@ -95,28 +94,19 @@ def policy_of(config: SrpoLiberoConfig) -> OpenVlaOft:
 
 async def main(command: Command[SrpoLiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
-    config, launch = command.config, command.launch
+    config = command.config
     model = policy_of(config)
-    if launch.dry_run:
-        limit = config.step_limit or STEP_LIMITS[config.suite]
-        print_plan(
-            config,
-            num_parameters=sum(parameter.numel() for parameter in model.network.parameters()),
+    return await launch(
+        command,
+        starts_of(config),
+        model,
+        EpisodeFootprint(
+            what_runs=f"{config.suite}, tasks {', '.join(map(str, config.task_ids))}",
             simulator_mb=1100,
             chunk_bytes=2 * 3 * config.image_size**2 + 2048,
-            chunks_per_episode=-(-limit // model.config.chunk_size),
-            what_runs=f"{config.suite}, tasks {', '.join(map(str, config.task_ids))}",
-        )
-        return 0
-    if launch.draw is not None:
-        print(f"drawn into {TrainingRun(config, starts_of(config), model).graph.draw(launch.draw)}")
-        return 0
-    resume = RunDirectory.resume(launch.resume) if launch.resume is not None else None
-    outcome = await train(config, starts_of(config), model, resume=resume)
-    print(f"everything of this run is in {outcome.run.path}")
-    if outcome.was_stopped:
-        print(f"go on with: python -m vla_rl.recipes.srpo_libero --resume {outcome.run.path}")
-    return 0
+            num_chunks=-(-(config.step_limit or STEP_LIMITS[config.suite]) // model.config.chunk_size),
+        ),
+    )
 
 
 def cli() -> int:

@@ -11,10 +11,9 @@ import msgspec
 from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.engines import LearnerConfig, OptimizerConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
-from vla_rl.observe import RunDirectory
 from vla_rl.recipes.command_line import Command, run_recipe
-from vla_rl.recipes.plan import print_plan
-from vla_rl.recipes.training import TrainingRun, train
+from vla_rl.recipes.launching import launch
+from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import RunConfig, TrainingConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import EnvSpec, derive_seed
@@ -79,25 +78,19 @@ def policy_of(config: SrpoToyConfig) -> OpenVlaOft:
 
 async def main(command: Command[SrpoToyConfig]) -> int:
     """Plan, draw or train, as the command line says."""
-    config, launch = command.config, command.launch
+    config = command.config
     model = policy_of(config)
-    if launch.dry_run:
-        print_plan(
-            config,
-            num_parameters=sum(parameter.numel() for parameter in model.network.parameters()),
+    return await launch(
+        command,
+        starts_of(config),
+        model,
+        EpisodeFootprint(
+            what_runs="vla_rl/toy_reach-v0",
             simulator_mb=60,
             chunk_bytes=3 * 32 * 32 + 512,
-            chunks_per_episode=-(-config.step_limit // config.chunk_size),
-            what_runs="vla_rl/toy_reach-v0",
-        )
-        return 0
-    if launch.draw is not None:
-        print(f"drawn into {TrainingRun(config, starts_of(config), model).graph.draw(launch.draw)}")
-        return 0
-    resume = RunDirectory.resume(launch.resume) if launch.resume is not None else None
-    outcome = await train(config, starts_of(config), model, resume=resume)
-    print(f"everything of this run is in {outcome.run.path}")
-    return 0
+            num_chunks=-(-config.step_limit // config.chunk_size),
+        ),
+    )
 
 
 def cli() -> int:

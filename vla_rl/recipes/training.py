@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+import torch
 
 from vla_rl.actors import Runtime, Watchdog
 from vla_rl.algorithms import within_accuracy
@@ -33,12 +34,12 @@ from vla_rl.engines import (
     load_checkpoint,
     save_checkpoint,
 )
-from vla_rl.errors import CheckpointError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.graph import Executor, NodeOutput, Pipeline, TaskGraph, TraceWriter, Update
 from vla_rl.observe import LiveView, MetricLog, RunDirectory, RunProgress, Snapshot, VideoRecorder, print_summary
 from vla_rl.recipes.embodied_srpo import embodied_srpo, members_of
 from vla_rl.recipes.stopping import StopSignal, carried_through
-from vla_rl.recipes.training_config import TrainingConfig
+from vla_rl.recipes.training_config import RunConfig, TrainingConfig
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorPool
 from vla_rl.types import Agent, Env, Group, Policy, Sampling, Trajectory, derive_seed
@@ -112,6 +113,7 @@ class TrainingRun:
         first_update: int = 0,
     ) -> None:
         self._config = config
+        model.network.to(device_of(config.run))
         self._runtime = Runtime(config.run.name)
         self._pool = SimulatorPool(self._runtime, config.simulators)
         self._lane = DeviceLane(config.run.torch_threads)
@@ -148,6 +150,7 @@ class TrainingRun:
     async def execute(self, run: RunDirectory, checkpoint: Checkpoint | None = None) -> Outcome:
         """Make the updates, leave everything in `run`; from `checkpoint` where there is one. Once only."""
         self._run, self._videos = run, VideoRecorder(run.videos, self._config.run.videos_every)
+        print(f"run {run.path}: starting {self._pool.num_envs} simulators", flush=True)
         with Watchdog(stall_after_s=self._config.run.stall_warning_s), StopSignal() as stop:
             async with self._runtime, self._lane:
                 if checkpoint is not None:
@@ -244,6 +247,15 @@ class TrainingRun:
             "time/loop_lag_p99_s": lag.p99_s,
             "time/loop_lag_max_s": lag.max_s,
         }
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """The device that a run computes on. Raises: ConfigError where a GPU is asked for and there is none."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("RunConfig.device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine")
+    if config.device == "auto" and not torch.cuda.is_available():
+        print("no GPU: the policy and the learner compute on the CPU", flush=True)
+    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _counted(agent: Agent, progress: RunProgress) -> Agent:

@@ -1,6 +1,7 @@
 """What every training run is told, whatever its task: sizes, seeds, and what it leaves behind."""
 
 import os
+from typing import Literal
 
 from vla_rl.algorithms import EmbeddingConfig, SrpoConfig
 from vla_rl.engines import EngineConfig, LearnerConfig
@@ -36,6 +37,9 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     stall_warning_s: float = 120.0
     """When nothing moved for this long, the watchdog prints who waits for whom and all task stacks."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy and the learner compute; auto takes the first GPU, or says that there is none."""
 
     torch_threads: int = 1
     """Threads that the policy and the learner compute with on a CPU; the simulators need cores too."""

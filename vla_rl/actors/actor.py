@@ -1,0 +1,207 @@
+"""What an actor is: a class whose public async methods are endpoints, and the table that both ends of a wire read.
+
+The table is made from the class alone: names, annotations and `@endpoint` marks. It decides how arguments and results are
+decoded, so a message can only contain what a signature says.
+"""
+
+import hashlib
+import inspect
+import sys
+import typing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+_MARK = "__vla_rl_endpoint__"
+_STREAM_TYPES = (AsyncIterator, AsyncGenerator, AsyncIterable)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """What `@endpoint` says about one method."""
+
+    concurrent: bool = False
+    deadline_s: float | None = None
+
+
+class Actor:
+    """A class that owns some state and is reached by messages only.
+
+    Public `async def` methods are endpoints; a public async generator is a streaming endpoint. One message is handled at
+    a time, in the order in which the caller sent them, unless the method is marked `@endpoint(concurrent=True)`. The
+    constructor takes what the actor needs and does no I/O; `on_start` may. Arguments, constructor arguments included, are
+    what msgspec can encode by type, NumPy arrays among them; the receiver's arrays are read-only.
+    """
+
+    async def on_start(self) -> None:
+        """Run in the actor's own loop before its first message; `spawn` waits for it and raises what it raises."""
+
+    async def on_stop(self) -> None:
+        """Run once, after the last message, where the actor is stopped in order; not where it is killed."""
+
+
+def endpoint(*, concurrent: bool = False, deadline_s: float | None = None) -> Callable[[F], F]:
+    """Mark an endpoint that differs from the default.
+
+    Args:
+        concurrent: start it as soon as its message arrives, beside whatever else the actor is doing.
+        deadline_s: replaces the actor's own `deadline_s` for this endpoint, e.g. for a reset that may take a minute.
+    """
+    if deadline_s is not None and deadline_s <= 0:
+        raise ValueError(f"deadline_s is {deadline_s}, expected more than 0 seconds; leave it out for the actor's own.")
+
+    def mark(method: F) -> F:
+        setattr(method, _MARK, EndpointOptions(concurrent, deadline_s))
+        return method
+
+    return mark
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One entry of the table."""
+
+    index: int
+    name: str
+    label: str
+    """`Counter.add`, for messages that people read."""
+    signature: inspect.Signature
+    args_type: Any
+    """`tuple[...]` of the annotated parameter types, in order."""
+    result_type: Any
+    """Annotated type of the result, or of one item of a stream."""
+    is_stream: bool
+    concurrent: bool
+    deadline_s: float | None
+    keyword_only: tuple[str, ...]
+    num_plain_args: int
+    """Number of arguments with which a call needs no binding; -1 where it always does."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments in the order of the signature, defaults filled in. Raises: TypeError where they do not fit."""
+        if not kwargs and len(args) == self.num_plain_args:
+            return args
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.label}{self.signature}: {error}.") from None
+        bound.apply_defaults()
+        return tuple(bound.arguments.values())
+
+    def apply(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Call `function` with what `bind` gave."""
+        if not self.keyword_only:
+            return function(*args)
+        num_positional = len(args) - len(self.keyword_only)
+        named = dict(zip(self.keyword_only, args[num_positional:], strict=True))
+        return function(*args[:num_positional], **named)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointTable:
+    """All endpoints of one actor class, and how to build it."""
+
+    actor_class: type[Actor]
+    endpoints: tuple[Endpoint, ...]
+    by_name: dict[str, Endpoint]
+    constructor: Endpoint
+    fingerprint: str
+    """Equal on both ends exactly where names, order and annotations are equal."""
+
+
+def target_of(actor_class: type[Actor]) -> str:
+    """`module:qualname` of an actor class, by which a child or a host finds it. Raises: TypeError for a local class."""
+    module, qualname = actor_class.__module__, actor_class.__qualname__
+    if "<locals>" in qualname:
+        raise TypeError(
+            f"{module}.{qualname} is defined inside a function, so no other process can import it; "
+            f"move the class to the top level of a module, or place it InLoop()."
+        )
+    return f"{_main_module_name() if module == '__main__' else module}:{qualname}"
+
+
+def _main_module_name() -> str:
+    """The name by which a child imports the program that was started here."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)
+    if file is None:
+        raise TypeError("a class of an interactive session has no module that a child could import; put it in a file.")
+    return Path(file).stem  # its folder is the first entry of sys.path, which the child takes over
+
+
+_tables: dict[type[Actor], EndpointTable] = {}
+
+
+def table_of(actor_class: type[Actor]) -> EndpointTable:
+    """The endpoint table of a class, made once. Raises: TypeError where a signature cannot be sent over a wire."""
+    table = _tables.get(actor_class)
+    if table is None:
+        table = _tables[actor_class] = _make_table(actor_class)
+    return table
+
+
+def _make_table(actor_class: type[Actor]) -> EndpointTable:
+    if not (isinstance(actor_class, type) and issubclass(actor_class, Actor)):
+        raise TypeError(f"{actor_class!r} is not an actor class; derive it from vla_rl.actors.Actor.")
+    names = sorted(name for name in dir(actor_class) if _is_endpoint(actor_class, name))
+    endpoints = tuple(
+        _endpoint_of(actor_class, index, name, getattr(actor_class, name)) for index, name in enumerate(names)
+    )
+    constructor = _endpoint_of(actor_class, 0, "__init__", actor_class.__init__)
+    described = "\n".join(f"{entry.name}{entry.signature}{entry.is_stream}" for entry in (constructor, *endpoints))
+    fingerprint = hashlib.sha256(described.encode()).hexdigest()[:16]
+    return EndpointTable(actor_class, endpoints, {entry.name: entry for entry in endpoints}, constructor, fingerprint)
+
+
+def _is_endpoint(actor_class: type[Actor], name: str) -> bool:
+    if name.startswith("_") or hasattr(Actor, name):
+        return False
+    method = inspect.getattr_static(actor_class, name)
+    return inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+
+
+def _endpoint_of(actor_class: type[Actor], index: int, name: str, method: Callable[..., Any]) -> Endpoint:
+    label = f"{actor_class.__name__}.{name}"
+    if method is object.__init__:
+        signature, hints = inspect.Signature(), {}
+    else:
+        full = inspect.signature(method)
+        signature = full.replace(parameters=list(full.parameters.values())[1:])
+        try:
+            hints = typing.get_type_hints(method)
+        except NameError as error:
+            raise TypeError(f"{label} has an annotation that cannot be resolved: {error}.") from error
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"{label} takes *{parameter.name}; an endpoint names each of its parameters.")
+    arg_types = [hints.get(parameter, Any) for parameter in signature.parameters]
+    is_stream = inspect.isasyncgenfunction(method)
+    result_type = hints.get("return", Any)
+    if is_stream and result_type is not Any:
+        result_type = _item_type(label, result_type)
+    options: EndpointOptions = getattr(method, _MARK, EndpointOptions())
+    args_type: Any = tuple[tuple(arg_types)] if arg_types else tuple[()]  # type: ignore[misc]
+    keyword_only = tuple(entry.name for entry in signature.parameters.values() if entry.kind is entry.KEYWORD_ONLY)
+    return Endpoint(
+        index=index,
+        name=name,
+        label=label,
+        signature=signature,
+        args_type=args_type,
+        result_type=result_type,
+        is_stream=is_stream,
+        concurrent=options.concurrent,
+        deadline_s=options.deadline_s,
+        keyword_only=keyword_only,
+        num_plain_args=-1 if keyword_only else len(arg_types),
+    )
+
+
+def _item_type(label: str, annotation: Any) -> Any:
+    if typing.get_origin(annotation) not in _STREAM_TYPES:
+        raise TypeError(f"{label} is an async generator annotated {annotation}, expected AsyncIterator[...].")
+    return typing.get_args(annotation)[0]

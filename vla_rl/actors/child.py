@@ -1,0 +1,143 @@
+"""What runs in an actor's own process: `python -m vla_rl.actors.child NAME`, started by a runtime and by nobody else.
+
+The first words come from stdin, the class to build and its arguments from the socket. Ends with the actor, with the parent,
+or when the constructor fails, which the parent is told first.
+"""
+
+import asyncio
+import gc
+import importlib
+import os
+import signal
+import sys
+from typing import Any
+
+import msgspec
+import uvloop
+import zmq
+
+from vla_rl.actors.actor import Actor, EndpointTable, table_of
+from vla_rl.actors.child_process import ChildSettings
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.loop_lag import LoopLag
+from vla_rl.actors.parent_link import die_with_parent, name_process
+from vla_rl.actors.remote_errors import report_of
+from vla_rl.actors.server import ActorServer
+from vla_rl.actors.slots import SlotReader, SlotWriter
+from vla_rl.actors.sockets import LoopSocket
+from vla_rl.actors.wire import Birth, Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
+
+_LAST_WORDS_MS = 2000
+
+
+def main() -> None:
+    """Become the actor that the parent asks for, and live as long as it does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    settings, pipe_fd = _read_settings()
+    die_with_parent(settings.parent_pid, pipe_fd)
+    name_process(settings.name)
+    sys.path[:] = settings.sys_path
+    sys.argv = [settings.name]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.exit(runner.run(_live(settings)))
+
+
+def _read_settings() -> tuple[ChildSettings, int]:
+    """The first words, and the pipe that they came by, out of the way of whoever reads stdin."""
+    pipe_fd = os.dup(0)
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
+    length = int.from_bytes(_read_exactly(pipe_fd, 4), "little")
+    return msgspec.json.decode(_read_exactly(pipe_fd, length), type=ChildSettings), pipe_fd
+
+
+def _read_exactly(fd: int, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        more = os.read(fd, num_bytes - len(data))
+        if not more:
+            sys.exit("vla_rl.actors.child is started by a runtime, which sends it its settings on stdin.")
+        data += more
+    return data
+
+
+async def _live(settings: ChildSettings) -> int:
+    codec = Codec()
+    if settings.arena_in >= 0:
+        codec = Codec(SlotWriter(settings.arena_out), SlotReader(settings.arena_in))
+        os.close(settings.arena_in)
+        os.close(settings.arena_out)
+    with zmq.Context() as context:
+        socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.connect(settings.endpoint)
+        life = _Life(codec, settings.actor_id)
+        loop_socket = LoopSocket(socket, life.on_message)
+        lag = LoopLag()
+        try:
+            return await life.run(loop_socket, lag)
+        finally:
+            lag.stop()
+            loop_socket.close(linger_ms=_LAST_WORDS_MS)
+
+
+class _Life:
+    """Builds the actor from the first two messages, then gives the socket to its server."""
+
+    def __init__(self, codec: Codec, actor_id: int) -> None:
+        self._codec, self._actor_id = codec, actor_id
+        self._birth: list[Frames] = []
+        self._born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_message(self, frames: Frames) -> None:
+        """Take the messages before birth."""
+        try:
+            kind, _, _, _ = unpack_envelope(frames[0])
+        except MalformedMessage:
+            return
+        if kind == Kind.SPAWN and len(self._birth) < 2:
+            self._birth.append(frames)
+            if len(self._birth) == 2:
+                self._born.set_result(None)
+
+    async def run(self, socket: LoopSocket, lag: LoopLag) -> int:
+        """From the first hello to the end of the actor; 0, or 1 where it could not be built."""
+        send = socket.send
+        send(self._codec.encode(Kind.HELLO, 0, self._actor_id, 0, Birth(os.getpid()), "hello"))
+        await self._born
+        try:
+            actor, table, mailbox = self._build()
+            server = ActorServer(actor, table, self._codec, self._actor_id, send, mailbox, lag)
+            socket.on_message = server.on_message
+            gc.freeze()  # what was imported stays: the collector need not look at it again
+            await server.serve()
+        except Exception as error:  # the owner decides; it learns what happened while the process ends
+            send(self._codec.encode(Kind.ERROR, 0, self._actor_id, 0, report_of(error), "birth"))
+            return 1
+        return 0
+
+    def _build(self) -> tuple[Actor, EndpointTable, int]:
+        request: SpawnRequest = self._codec.decode(self._codec.decoder(SpawnRequest), self._birth[0])
+        table = table_of(import_target(request.target))
+        if table.fingerprint != request.fingerprint:
+            raise TypeError(f"{request.target} has other endpoints here than at its caller; run the same code on both.")
+        args: tuple[Any, ...] = self._codec.decode(self._codec.decoder(table.constructor.args_type), self._birth[1])
+        self._birth.clear()
+        return table.constructor.apply(table.actor_class, args), table, request.mailbox
+
+
+def import_target(target: str) -> type[Actor]:
+    """The class behind `module:qualname`. Raises: ImportError, AttributeError or TypeError where there is none."""
+    module_name, _, qualname = target.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    if not (isinstance(found, type) and issubclass(found, Actor)):
+        raise TypeError(f"{target} is not an actor class.")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,348 @@
+"""The caller's end: sends calls, matches answers, watches deadlines. Outlives the incarnations of its actor.
+
+Invariant: every call that was sent leaves `_pending` by an answer or by the end of the incarnation, so no future outlives
+its peer; a place in the mailbox is held for exactly that long, also by a call whose caller has gone.
+"""
+
+import asyncio
+import enum
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+
+from vla_rl.actors.actor import Endpoint, EndpointTable
+from vla_rl.actors.channel import Channel, Death
+from vla_rl.actors.deadlines import DeadlineWatch
+from vla_rl.actors.mailbox import Mailbox
+from vla_rl.actors.pending import PendingCall, PendingStream
+from vla_rl.actors.remote_errors import ErrorReport, error_from
+from vla_rl.actors.waits import Wait
+from vla_rl.actors.wire import Frames, Kind, LagReport, MalformedMessage, unpack_envelope
+from vla_rl.errors import ActorDied, ActorFrozen
+
+logger = logging.getLogger(__name__)
+
+# plain numbers: an enum's member costs a lookup in its class for each message
+_CALL, _RESULT, _ITEM = int(Kind.CALL), int(Kind.RESULT), int(Kind.ITEM)
+
+STREAM_WINDOW = 16
+"""Items of a stream that may be on their way before the consumer has taken one."""
+
+
+class State(enum.Enum):
+    """What a call meets."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    DEAD = "dead"
+
+
+_RUNNING = State.RUNNING
+
+
+class ActorClient:
+    """Calls one actor. Every call begins in `call`, `tell` or `stream`; every message back ends in `on_message`.
+
+    Args:
+        name: the actor's name.
+        mailbox: unanswered calls at a time; the next sender waits.
+        deadline_s: longest time the actor may work on one call before it counts as frozen and is killed; None for ever.
+            The clock of a call that waits behind another begins when that one is answered.
+    """
+
+    def __init__(self, name: str, table: EndpointTable, mailbox: int, deadline_s: float | None) -> None:
+        self.name, self.table, self.state = name, table, State.STARTING
+        self.mailbox = Mailbox(mailbox)
+        self.num_rejected = 0
+        self._deadline_s = deadline_s
+        self._loop = asyncio.get_running_loop()
+        self._channel: Channel | None = None
+        self._labels = [f"{name}.{entry.name}" for entry in table.endpoints]
+        self._decoders: list[msgspec.msgpack.Decoder[Any]] = []
+        self._error_decoder: msgspec.msgpack.Decoder[Any] | None = None
+        self._pending: dict[int, PendingCall] = {}
+        self._ids = itertools.count(1)
+        self._deadlines = DeadlineWatch(lambda: self._pending, self._poll, self._freeze)
+        self._error: ActorDied | None = None
+        self._settled = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        """Process of the current incarnation, 0 in this loop or where there is none."""
+        return self._channel.pid if self._channel is not None else 0
+
+    @property
+    def num_pending(self) -> int:
+        """Calls that wait for an answer."""
+        return len(self._pending)
+
+    @property
+    def num_slots_taken(self) -> int:
+        """Shared-memory slots of ours that the actor still reads."""
+        return self._channel.codec.num_slots_taken if self._channel is not None else 0
+
+    def waits(self) -> Iterator[Wait]:
+        """Who waits for an answer of this actor, for the watchdog's thread."""
+        for pending in list(self._pending.values()):
+            if pending.task is not None and not pending.future.done():
+                yield Wait(pending.task.get_name(), f"{self.name}.{pending.endpoint_name}", pending.since)
+
+    # ---- calls
+
+    async def call(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Send a call and wait for its answer; a cancellation is passed on to the actor."""
+        if kwargs or len(args) != endpoint.num_plain_args:
+            args = endpoint.bind(args, kwargs)
+        if self.state is not _RUNNING or not self.mailbox.try_enter():
+            await self._enter()
+        pending = PendingCall(self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop))
+        call = self._send_call(endpoint, args, pending)
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            self._cancel(call)
+            raise
+
+    async def tell(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Send a call whose answer nobody awaits; waits for a place in the mailbox only. An error is logged."""
+        args = endpoint.bind(args, kwargs)
+        if self.state is not _RUNNING or not self.mailbox.try_enter():
+            await self._enter()
+        pending = PendingCall(self._loop, endpoint, self._decoders[endpoint.index], None)
+        self._send_call(endpoint, args, pending)
+        pending.future.add_done_callback(self._log_untold_error)
+
+    async def stream(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Any]:
+        """Iterate over a streaming endpoint. Leaving the iteration stops the generator there."""
+        args = endpoint.bind(args, kwargs)
+        if self.state is not _RUNNING or not self.mailbox.try_enter():
+            await self._enter()
+        pending = PendingStream(self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task())
+        call = self._send_call(endpoint, args, pending)
+        ended = False
+        try:
+            self._grant(call, pending, STREAM_WINDOW)
+            while True:
+                if not pending.items:
+                    if pending.future.done():
+                        ended = True
+                        pending.future.result()
+                        return
+                    await pending.until_news()
+                    continue
+                yield pending.items.popleft()
+                pending.num_taken += 1
+                if pending.num_taken * 2 >= STREAM_WINDOW:
+                    self._grant(call, pending, pending.num_taken)
+                    pending.num_taken = 0
+        except GeneratorExit:
+            ended = True
+            self._cancel(call)
+            await asyncio.wait([pending.future])
+            raise
+        finally:
+            if not ended:
+                self._cancel(call)
+            if not pending.future.cancel() and not pending.future.cancelled():
+                pending.future.exception()  # seen, or of no interest to anybody any more
+
+    async def loop_lag(self) -> LagReport:
+        """How late the actor's loop runs its timers."""
+        await self._enter()
+        channel = self._channel
+        assert channel is not None
+        lag = Endpoint(
+            0, "loop_lag", "loop_lag", self.table.constructor.signature, Any, LagReport, False, True, None, (), 0
+        )
+        pending = PendingCall(self._loop, lag, channel.codec.decoder(LagReport), asyncio.current_task())
+        call = next(self._ids)
+        self._pending[call] = pending
+        channel.send(channel.codec.encode(Kind.LAG, 0, channel.actor_id, call, None, self.name))
+        report: LagReport = await pending.future
+        return report
+
+    # ---- incarnations
+
+    def connect(self, channel: Channel) -> None:
+        """A new incarnation stands; calls go there from now on. Raises: TypeError for an impossible annotation."""
+        self._decoders = [channel.codec.decoder(entry.result_type) for entry in self.table.endpoints]
+        self._error_decoder = channel.codec.decoder(ErrorReport)
+        self._channel = channel
+        self._deadlines.answered_at = time.monotonic()
+        self._settle(State.RUNNING, None)
+
+    def disconnect(self, death: Death, state: State, *, frozen: bool = False) -> None:
+        """The incarnation is gone: every pending call raises; later ones wait (RESTARTING) or raise (DEAD, STOPPED)."""
+        if self._channel is None and self._error is not None:  # it was frozen, and is gone only now
+            self._settle(state, self._error)
+            return
+        kind = ActorFrozen if frozen else ActorDied
+        error = kind(self.name, death.pid, death.cause, death.last_words)
+        self._channel = None
+        self._settle(state, error)
+        pending, self._pending = self._pending, {}
+        for entry in pending.values():
+            entry.fail(kind(self.name, death.pid, death.cause, death.last_words))
+            self.mailbox.leave()
+        self._deadlines.stop()
+
+    def give_up(self, state: State, error: ActorDied) -> None:
+        """No further incarnation will come: calls that waited for one raise `error`, as later ones do."""
+        self._settle(state, error)
+
+    def last_error(self, why: str, cause: BaseException | None) -> ActorDied:
+        """How the last incarnation ended, with the reason why there is no next one."""
+        last = self._died()
+        reason = f"{last.cause}; {why}" if cause is None else f"{last.cause}; {why}; the last restart failed: {cause}"
+        return type(last)(self.name, last.pid, reason, last.last_words)
+
+    def ask_to_stop(self) -> None:
+        """Have the actor end after the calls that it has; later calls raise."""
+        channel = self._channel
+        if channel is not None:
+            channel.send(channel.codec.encode(Kind.STOP, 0, channel.actor_id, 0, None, self.name))
+        self.give_up(State.STOPPED, ActorDied(self.name, self.pid, "stopped by its owner"))
+
+    def _settle(self, state: State, error: ActorDied | None) -> None:
+        self.state, self._error = state, error
+        if state is State.RESTARTING:
+            self._settled.clear()
+        else:
+            self._settled.set()
+
+    def on_message(self, frames: Frames) -> None:
+        """Take one message from the channel; never raises."""
+        try:
+            kind, _, _, call = unpack_envelope(frames[0])
+            pending = self._pending.get(call)
+            if pending is None or self._channel is None:
+                raise MalformedMessage(f"answer to call {call}, which nobody made.")
+            if kind == _ITEM:
+                self._take_item(call, pending, frames)
+            else:
+                del self._pending[call]
+                self._deadlines.answered_at = time.monotonic()
+                self.mailbox.leave()
+                self._take_answer(kind, pending, frames)
+        except MalformedMessage as error:
+            self.num_rejected += 1
+            if self.num_rejected == 1:
+                logger.warning("%s: rejected a message: %s Later ones are only counted.", self.name, error)
+
+    # ---- inside
+
+    async def _enter(self) -> None:
+        """Wait for a place in the mailbox of a running incarnation. Raises: ActorDied where there will be none."""
+        await self.mailbox.enter()
+        try:
+            while self.state is not State.RUNNING:
+                if self.state is not State.RESTARTING:
+                    raise self._died()
+                await self._settled.wait()
+        except BaseException:
+            self.mailbox.leave()
+            raise
+
+    def _died(self) -> ActorDied:
+        error = self._error
+        if error is None:
+            return ActorDied(self.name, 0, f"it is {self.state.value}")
+        return type(error)(error.name, error.pid, error.cause, error.last_words)
+
+    def _send_call(self, endpoint: Endpoint, args: tuple[Any, ...], pending: PendingCall) -> int:
+        channel = self._channel
+        assert channel is not None
+        call = next(self._ids)
+        try:
+            frames = channel.codec.encode(
+                _CALL, endpoint.index, channel.actor_id, call, args, self._labels[endpoint.index]
+            )
+        except TypeError:
+            self.mailbox.leave()
+            raise
+        self._pending[call] = pending
+        channel.send(frames)
+        pending.deadline_s = endpoint.deadline_s or self._deadline_s
+        if pending.deadline_s is not None:
+            self._deadlines.expect_by(pending.since + pending.deadline_s)
+        return call
+
+    def _grant(self, call: int, pending: PendingStream, items: int) -> None:
+        if call in self._pending and self._channel is not None:
+            pending.num_granted += items
+            pending.since = time.monotonic()
+            if pending.deadline_s is not None:
+                self._deadlines.expect_by(pending.since + pending.deadline_s)
+            channel = self._channel
+            channel.send(channel.codec.encode(Kind.CREDIT, items, channel.actor_id, call, None, self.name))
+
+    def _cancel(self, call: int) -> None:
+        """Ask the actor to stop working on a call; the call stays pending until it has."""
+        if call in self._pending and self._channel is not None:
+            channel = self._channel
+            channel.send(channel.codec.encode(Kind.CANCEL, 0, channel.actor_id, call, None, self.name))
+
+    def _take_item(self, call: int, pending: PendingCall, frames: Frames) -> None:
+        assert self._channel is not None
+        if not isinstance(pending, PendingStream) or pending.num_granted == 0:
+            raise MalformedMessage(f"an item that {pending.endpoint_name} may not send.")
+        try:
+            item = self._channel.codec.decode(pending.decoder, frames)
+        except msgspec.ValidationError as error:
+            pending.fail(
+                TypeError(f"{self.name}.{pending.endpoint_name} yielded another type than it declares: {error}")
+            )
+            self._cancel(call)
+            return
+        pending.num_granted -= 1
+        pending.since = time.monotonic()
+        pending.add(item)
+
+    def _take_answer(self, kind: int, pending: PendingCall, frames: Frames) -> None:
+        assert self._channel is not None
+        assert self._error_decoder is not None
+        codec = self._channel.codec
+        if pending.future.done():
+            codec.discard(frames)
+            return
+        try:
+            if kind == _RESULT:
+                pending.succeed(codec.decode(pending.decoder, frames))
+            elif kind == Kind.END:
+                pending.succeed(None)
+            elif kind == Kind.ERROR:
+                report = codec.decode(self._error_decoder, frames)
+                pending.fail(error_from(report, self.name, self._channel.pid))
+            elif kind == Kind.CANCELLED:
+                pending.future.cancel()
+                pending.notify()
+            else:
+                raise MalformedMessage(f"answer of kind {kind}.")
+        except msgspec.ValidationError as error:
+            pending.fail(
+                TypeError(f"{self.name}.{pending.endpoint_name} returned another type than it declares: {error}")
+            )
+        except MalformedMessage as error:
+            pending.fail(error)
+            raise
+
+    def _log_untold_error(self, future: asyncio.Future[Any]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            logger.error("%s: a call that nobody awaits failed.", self.name, exc_info=error)
+
+    def _poll(self) -> None:
+        if self._channel is not None:
+            self._channel.poll()
+
+    def _freeze(self, pending: PendingCall) -> None:
+        channel = self._channel
+        assert channel is not None
+        cause = f"{pending.endpoint_name} did not answer within {pending.deadline_s} s"
+        self.disconnect(Death(channel.pid, cause), State.RESTARTING, frozen=True)
+        channel.kill()

@@ -1,0 +1,232 @@
+"""Values to frames and back: msgspec by type, arrays out of band.
+
+An array becomes a msgpack extension that says where its bytes are:
+
+    inline     in the extension itself        below 4 KiB, where a frame of its own costs more than the copy
+    slot       in a shared-memory slot        from 16 KiB on, on the same host, while slots are free
+    frame      in a frame of its own          everywhere else
+
+NumPy scalars become Python numbers. Anything else that msgspec does not know is refused with a TypeError: never pickle.
+A codec belongs to one link and one loop; encoding and decoding never suspend, so what they share needs no lock.
+"""
+
+import struct
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vla_rl.actors.slots import SlotReader, SlotWriter
+from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, MAX_FRAMES, MAX_MESSAGE_BYTES, Frames, MalformedMessage
+
+INLINE_BELOW = 4096
+SLOT_FROM = 16384
+_INLINE, _FRAME, _SLOT = 1, 2, 3
+_META = struct.Struct("<BB")
+_FRAME_REF = struct.Struct("<I")
+_SLOT_REF = struct.Struct("<IQ")
+_REFUSALS = (TypeError, OverflowError, RecursionError, ValueError)
+_NOT_A_MESSAGE = (msgspec.DecodeError, ValueError, OverflowError, RecursionError, TypeError)
+
+
+class Codec:
+    """Encodes for one link and decodes from it.
+
+    Args:
+        slots_out, slots_in: ends of the two arenas shared with the peer; None where there is no shared memory.
+    """
+
+    def __init__(self, slots_out: SlotWriter | None = None, slots_in: SlotReader | None = None) -> None:
+        self._slots_out, self._slots_in = slots_out, slots_in
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_special)
+        self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+        self._frames_out: list[Any] = []
+        self._slots_taken: list[int] = []
+        self._frames_in: Frames = ()
+        self._views: dict[int, np.ndarray] = {}
+        self._any = self.decoder(Any)
+
+    @property
+    def num_slots_taken(self) -> int:
+        """Slots of ours that the peer still reads."""
+        return self._slots_out.num_taken if self._slots_out else 0
+
+    def decoder(self, type_: Any) -> msgspec.msgpack.Decoder[Any]:
+        """The decoder for one annotation, made once. Raises: TypeError for a type that no message can have."""
+        decoder = self._decoders.get(type_)
+        if decoder is None:
+            decoder = msgspec.msgpack.Decoder(type_, ext_hook=self._decode_array, dec_hook=_check_class)
+            self._decoders[type_] = decoder
+        return decoder
+
+    def encode(self, kind: int, endpoint: int, actor: int, call: int, value: Any, label: str) -> list[Any]:
+        """Frames of one message. Raises: TypeError naming `label` where `value` holds something no message can."""
+        try:
+            payload = self._encoder.encode(value)
+        except _REFUSALS as error:
+            self._undo_encoding()
+            raise TypeError(f"{label}: {error}") from None
+        if len(payload) > MAX_MESSAGE_BYTES:
+            self._undo_encoding()
+            raise TypeError(f"{label}: {_too_large(len(payload))}")
+        head = ENVELOPE.pack(MAGIC, kind, endpoint, len(self._frames_out), actor, call) + payload
+        if not self._frames_out and not self._slots_taken:
+            return [head]
+        frames = [head, *self._frames_out]
+        self._frames_out = []
+        self._slots_taken.clear()
+        return frames
+
+    def decode(self, decoder: msgspec.msgpack.Decoder[Any], frames: Frames) -> Any:
+        """The value of one message. Raises: msgspec.ValidationError for another type, MalformedMessage for no message.
+
+        Slots of a message that is refused are given back.
+        """
+        self._frames_in = frames
+        payload = memoryview(frames[0])[ENVELOPE_SIZE:]
+        try:
+            return decoder.decode(payload)
+        except msgspec.ValidationError:
+            self._give_back(payload)
+            raise
+        except _NOT_A_MESSAGE as error:
+            self._give_back(payload)
+            raise MalformedMessage(str(error)) from None
+        finally:
+            self._frames_in = ()
+            if self._views:
+                self._views = {}
+
+    def discard(self, frames: Frames) -> None:
+        """Give back the slots of a message that nobody will read. Raises: MalformedMessage."""
+        try:
+            self.decode(self._any, frames)
+        except msgspec.ValidationError as error:  # e.g. a timestamp that is none
+            raise MalformedMessage(str(error)) from None
+
+    def _give_back(self, payload: memoryview) -> None:
+        """Visit the arrays that a failed decoding did not reach; those that it did are known by their slot."""
+        if self._slots_in is None:
+            return
+        try:
+            self._any.decode(payload)
+        except _NOT_A_MESSAGE:
+            return  # the sender is not one of ours: only a broken process can write such bytes
+
+    def _undo_encoding(self) -> None:
+        if self._slots_out is not None:
+            for slot in self._slots_taken:
+                self._slots_out.give_back(slot)
+        self._slots_taken.clear()
+        self._frames_out = []
+
+    def _encode_special(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return self._encode_array(value)
+        if isinstance(value, np.generic):
+            return value.item()
+        kind = type(value)
+        raise TypeError(
+            f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent; expected plain values, msgspec "
+            f"structs, dataclasses, enums and NumPy arrays. Convert it, or declare a msgspec.Struct for it."
+        )
+
+    def _encode_array(self, array: np.ndarray) -> msgspec.msgpack.Ext:
+        meta = _array_meta(array.dtype, array.shape)
+        num_bytes = array.nbytes
+        if num_bytes < INLINE_BELOW:
+            return msgspec.msgpack.Ext(_INLINE, meta + array.tobytes())
+        if num_bytes >= SLOT_FROM and self._slots_out is not None:
+            place = self._slots_out.write(array)
+            if place is not None:
+                self._slots_taken.append(place[0])
+                return msgspec.msgpack.Ext(_SLOT, meta + _SLOT_REF.pack(*place))
+        if num_bytes > MAX_MESSAGE_BYTES:
+            raise ValueError(_too_large(num_bytes))
+        if len(self._frames_out) == MAX_FRAMES:
+            raise ValueError(
+                f"more than {MAX_FRAMES} large arrays in one message; stack them, or send several messages."
+            )
+        self._frames_out.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return msgspec.msgpack.Ext(_FRAME, meta + _FRAME_REF.pack(len(self._frames_out)))
+
+    def _decode_array(self, code: int, data: memoryview) -> np.ndarray:
+        dtype, shape, num_bytes, rest = _read_meta(data)
+        if code == _INLINE:
+            raw: Any = bytes(rest)
+        elif code == _FRAME:
+            raw = self._frame(rest)
+        elif code == _SLOT:
+            return self._slot(rest, dtype, shape, num_bytes)
+        else:
+            raise MalformedMessage(f"extension {code} is unknown.")
+        if len(raw) != num_bytes:
+            raise MalformedMessage(f"array of shape {shape} and dtype {dtype} came with {len(raw)} bytes.")
+        return np.frombuffer(raw, dtype=dtype).reshape(shape)
+
+    def _frame(self, rest: memoryview) -> Any:
+        if len(rest) != _FRAME_REF.size:
+            raise MalformedMessage("array without the number of its frame.")
+        (number,) = _FRAME_REF.unpack(rest)
+        if not 1 <= number < len(self._frames_in):
+            raise MalformedMessage(f"array in frame {number} of a message with {len(self._frames_in)} frames.")
+        return self._frames_in[number]
+
+    def _slot(self, rest: memoryview, dtype: str, shape: tuple[int, ...], num_bytes: int) -> np.ndarray:
+        if self._slots_in is None or len(rest) != _SLOT_REF.size:
+            raise MalformedMessage("array in a slot, on a link without shared memory.")
+        slot, offset = _SLOT_REF.unpack(rest)
+        view = self._views.get(slot)
+        if view is None:
+            view = self._views[slot] = self._slots_in.read(slot, offset, dtype, shape, num_bytes)
+        return view
+
+
+@lru_cache(maxsize=1024)
+def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """`ndim, length of dtype, dtype, shape as u64 each`. Raises: TypeError for a dtype that is not plain numbers."""
+    name = dtype.str.encode()
+    if dtype.hasobject or dtype.names is not None or len(name) > 255:
+        raise TypeError(
+            f"an array of dtype {dtype} cannot be sent; expected numbers, booleans, fixed-width text or datetimes."
+        )
+    return _META.pack(len(shape), len(name)) + name + struct.pack(f"<{len(shape)}Q", *shape)
+
+
+def _too_large(num_bytes: int) -> str:
+    return f"{num_bytes} bytes at once, expected at most {MAX_MESSAGE_BYTES}; send it in parts, e.g. as a stream."
+
+
+def _read_meta(data: memoryview) -> tuple[str, tuple[int, ...], int, memoryview]:
+    if len(data) < _META.size:
+        raise MalformedMessage("array without a description.")
+    ndim, name_size = _META.unpack_from(data)
+    end = _META.size + name_size + 8 * ndim
+    if len(data) < end or ndim > 32:
+        raise MalformedMessage("array with half a description.")
+    return *_known_meta(bytes(data[:end])), data[end:]
+
+
+@lru_cache(maxsize=1024)
+def _known_meta(meta: bytes) -> tuple[str, tuple[int, ...], int]:
+    ndim, name_size = _META.unpack_from(meta)
+    try:
+        dtype = np.dtype(meta[_META.size : _META.size + name_size].decode("ascii"))
+    except (TypeError, ValueError, SyntaxError) as error:
+        raise MalformedMessage(f"array of an unknown dtype: {error}.") from None
+    if dtype.hasobject or dtype.names is not None:
+        raise MalformedMessage(f"array of dtype {dtype}.")
+    shape = struct.unpack_from(f"<{ndim}Q", meta, _META.size + name_size)
+    num_bytes = dtype.itemsize
+    for length in shape:
+        num_bytes *= length
+    return dtype.str, shape, num_bytes
+
+
+def _check_class(type_: Any, value: Any) -> Any:
+    """msgspec asks about classes that it does not know; only an instance may pass, and only arrays can be one."""
+    wanted = getattr(type_, "__origin__", type_)
+    if isinstance(wanted, type) and isinstance(value, wanted):
+        return value
+    raise ValueError(f"Expected `{getattr(wanted, '__name__', wanted)}`, got `{type(value).__name__}`")

@@ -1,0 +1,86 @@
+"""Finds the call that an actor should have answered by now, with one timer for all of its calls."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from vla_rl.actors.pending import PendingCall
+
+_CONFIRM_AFTER_S = 0.005
+
+
+class DeadlineWatch:
+    """Watches the unanswered calls of one actor, given in the order in which they were sent.
+
+    A serial actor works on one call at a time: the clock of a call that waits behind another begins when that one is
+    answered. A stream without credit waits for its consumer, and its clock stands still.
+
+    Args:
+        calls: the live table of unanswered calls.
+        poll: delivers answers that have arrived and not been read.
+        on_overdue: told the call whose deadline has passed.
+    """
+
+    def __init__(
+        self,
+        calls: Callable[[], Mapping[int, PendingCall]],
+        poll: Callable[[], None],
+        on_overdue: Callable[[PendingCall], None],
+    ) -> None:
+        self._calls, self._poll, self._on_overdue = calls, poll, on_overdue
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self.answered_at = 0.0
+        """When the actor last answered a call (time.monotonic seconds); its owner writes this."""
+
+    def expect_by(self, due: float) -> None:
+        """Have the calls looked at at `due`, or earlier."""
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._check)
+
+    def stop(self) -> None:
+        """Watch no more, until the next `expect_by`."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check(self, confirmed: bool = False) -> None:
+        """Tell of an overdue call; otherwise look again when one may be.
+
+        Our own loop may have been busy for longer than the deadline, with the answer waiting in the socket: look there
+        first, and let the loop take a turn before the actor is called frozen.
+        """
+        self._timer = None
+        self._poll()
+        now = time.monotonic()
+        due, overdue = self._next_due(now)
+        if overdue is None:
+            if due < float("inf"):
+                self.expect_by(due)
+        elif confirmed:
+            self._on_overdue(overdue)
+        else:
+            self._timer_due = now
+            self._timer = self._loop.call_later(_CONFIRM_AFTER_S, self._check, True)
+
+    def _next_due(self, now: float) -> tuple[float, PendingCall | None]:
+        """When the next deadline may pass, and the call whose deadline has passed."""
+        next_due, behind_another = float("inf"), False
+        for pending in self._calls().values():
+            if pending.deadline_s is not None and pending.expects_answer:
+                if pending.concurrent:
+                    due = pending.since + pending.deadline_s
+                elif behind_another:
+                    due = now + pending.deadline_s
+                else:
+                    due = max(pending.since, self.answered_at) + pending.deadline_s
+                if due <= now:
+                    return due, pending
+                next_due = min(next_due, due)
+            behind_another = behind_another or not pending.concurrent
+        return next_due, None

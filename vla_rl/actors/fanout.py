@@ -1,0 +1,108 @@
+"""One call to several actors, and a call without an answer. One actor, one answer is `await actor.method(...)`.
+
+`endpoint` is the method as the class names it, so that mypy checks the arguments:
+`await call_all(counters, Counter.add, 2)`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from vla_rl.actors.actor import Actor, Endpoint
+from vla_rl.actors.client import ActorClient
+from vla_rl.actors.handle import client_of
+
+A = TypeVar("A", bound=Actor)
+P = ParamSpec("P")
+R = TypeVar("R")
+Method = Callable[Concatenate[A, P], Coroutine[Any, Any, R]]
+
+
+async def call_all(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    """Call every actor; the answers in the order of `actors`. The first error cancels the other calls and is raised."""
+    tasks = _start(actors, endpoint, args, kwargs)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        return [task.result() for task in _failed_first(tasks)]
+    finally:
+        await _cancel(tasks)
+
+
+async def call_any(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call every actor; the first answer wins and the other calls are cancelled.
+
+    An error counts as an answer only where every actor failed; then the last one is raised.
+    """
+    tasks = _start(actors, endpoint, args, kwargs)
+    waiting = set(tasks)
+    try:
+        while True:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled() and task.exception() is None:
+                    return task.result()
+            if not waiting:
+                return done.pop().result()
+    finally:
+        await _cancel(tasks)
+
+
+async def call_as_completed(
+    actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
+) -> AsyncIterator[tuple[A, R]]:
+    """Call every actor; `(actor, answer)` as each one comes. The first error, or leaving the loop, cancels the others."""
+    tasks = _start(actors, endpoint, args, kwargs)
+    actor_of = dict(zip(tasks, actors, strict=True))
+    waiting = set(tasks)
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task in done:
+                    yield actor_of[task], task.result()
+    finally:
+        await _cancel(tasks)
+
+
+async def tell(actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call without an answer: returns once the call is sent, waiting only while the mailbox is full.
+
+    What the endpoint returns is dropped; what it raises is logged.
+    """
+    client, entry = _resolve(actor, endpoint)
+    await client.tell(entry, args, kwargs)
+
+
+def _start(
+    actors: Sequence[A], endpoint: Method[A, P, R], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list["asyncio.Task[R]"]:
+    if not actors:
+        raise ValueError("no actors to call, expected at least one.")
+    targets = [_resolve(actor, endpoint) for actor in actors]
+    return [
+        asyncio.create_task(client.call(entry, args, kwargs), name=f"{client.name}.{entry.name}")
+        for client, entry in targets
+    ]
+
+
+async def _cancel(tasks: list["asyncio.Task[R]"]) -> None:
+    """End what is left and see every outcome, so that none is reported as lost."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failed_first(tasks: list["asyncio.Task[R]"]) -> list["asyncio.Task[R]"]:
+    """All tasks, unless one failed: then that one, since the others have no result yet."""
+    failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
+    return failed or tasks
+
+
+def _resolve(actor: object, endpoint: Callable[..., Any]) -> tuple[ActorClient, Endpoint]:
+    client = client_of(actor)
+    name = getattr(endpoint, "__name__", repr(endpoint))
+    entry = client.table.by_name.get(name)
+    if entry is None or entry.is_stream:
+        kind = client.table.actor_class.__name__
+        raise TypeError(f"{name} is not an endpoint of {kind} that answers once; name one as {kind}.method.")
+    return client, entry

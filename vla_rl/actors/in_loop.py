@@ -1,0 +1,81 @@
+"""An actor in the caller's own loop, behind the same channel, codec and server as anywhere else."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from vla_rl.actors.actor import Actor, EndpointTable
+from vla_rl.actors.channel import Death, OnEnd, OnMessage
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.loop_lag import LoopLag
+from vla_rl.actors.remote_errors import report_of
+from vla_rl.actors.server import ActorServer
+from vla_rl.actors.wire import Frames, Kind
+
+
+class InLoopChannel:
+    """Owns the task that builds and serves the actor. See `Channel`.
+
+    Args:
+        build: makes the instance; runs in the actor's task.
+        mailbox: unanswered calls that it takes.
+        lag: sampler of this loop.
+    """
+
+    pid = 0
+    actor_id = 0
+
+    def __init__(
+        self,
+        name: str,
+        table: EndpointTable,
+        build: Callable[[], Actor],
+        mailbox: int,
+        lag: LoopLag,
+        on_message: OnMessage,
+        on_end: OnEnd,
+    ) -> None:
+        self.codec = Codec()
+        self.on_message, self._on_end = on_message, on_end
+        self._loop = asyncio.get_running_loop()
+        self._server: ActorServer | None = None
+        self._killed = False
+        self._task = self._loop.create_task(self._live(table, build, mailbox, lag), name=f"actor {name}")
+        self._task.add_done_callback(self._ended)
+
+    def send(self, frames: Frames) -> None:
+        """Hand over a copy of one message; where the actor is gone it is dropped."""
+        if self._server is not None and not self._task.done():
+            self._server.on_message([bytes(frame) for frame in frames])
+
+    def poll(self) -> None:
+        """Nothing lies between the actor and its caller."""
+
+    def kill(self) -> None:
+        """Cancel everything that the actor does."""
+        self._killed = True
+        self._task.cancel()
+
+    async def until_gone(self) -> None:
+        """Wait until its task has ended."""
+        await asyncio.wait([self._task])
+
+    async def _live(self, table: EndpointTable, build: Callable[[], Actor], mailbox: int, lag: LoopLag) -> None:
+        try:
+            actor = build()
+            codec = self.codec
+            self._server = ActorServer(actor, table, codec, self.actor_id, self._receive, mailbox, lag)
+            await self._server.serve()
+        except Exception as error:  # the owner decides; it learns what happened while the actor ends
+            self._receive(self.codec.encode(Kind.ERROR, 0, self.actor_id, 0, report_of(error), "birth"))
+
+    def _receive(self, frames: Frames) -> None:
+        self.on_message([bytes(frame) for frame in frames])
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        if task.cancelled():
+            cause = "killed" if self._killed else "its task was cancelled"
+        else:
+            error = task.exception()
+            cause = "it returned" if error is None else f"{type(error).__name__}: {error}"
+        self._on_end(Death(0, cause))

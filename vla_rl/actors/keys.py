@@ -1,0 +1,61 @@
+"""CURVE keys: who may use a host. `python -m vla_rl.actors.keys FOLDER [CLIENT ...]` makes them.
+
+The server keeps `server.key` and the clients' `.pub` files; each client keeps its own `.key` and `server.pub`. The `.key`
+files are secret and readable by their owner only.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from vla_rl.actors.placement import KeyPair
+
+
+def make_keys(folder: Path, clients: Sequence[str] = ("client",)) -> None:
+    """Write key pairs for a server and its clients. Raises: FileExistsError where one exists: keys are never replaced."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in ("server", *clients):
+        public, secret = zmq.curve_keypair()
+        pair = KeyPair(public=public.decode(), secret=secret.decode())
+        _write_once(folder / f"{name}.key", msgspec.json.encode(pair), 0o600)
+        _write_once(folder / f"{name}.pub", pair.public.encode() + b"\n", 0o644)
+
+
+def read_keys(file: Path) -> KeyPair:
+    """A key pair from a `.key` file. Raises: ValueError for another file."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=KeyPair)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{file} is not a key file: {error}. Make one with `python -m vla_rl.actors.keys`.") from error
+
+
+def read_public_key(file: Path) -> str:
+    """A public key from a `.pub` file. Raises: ValueError for another file."""
+    key = file.read_text().strip()
+    if len(key) != 40:
+        raise ValueError(f"{file} holds {len(key)} characters, expected a public key of 40.")
+    return key
+
+
+def _write_once(file: Path, content: bytes, mode: int) -> None:
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(fd, "wb") as opened:
+        opened.write(content)
+
+
+def main() -> None:
+    """Command line of `make_keys`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("clients", nargs="*", default=["client"], help="names of the clients; default: client")
+    options = parser.parse_args()
+    make_keys(options.folder, options.clients)
+    print(f"wrote {options.folder}/server.key, server.pub and keys for {', '.join(options.clients)}")
+
+
+if __name__ == "__main__":
+    main()

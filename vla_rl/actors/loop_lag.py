@@ -1,0 +1,39 @@
+"""How late a loop runs its timers: the time for which it did nothing for anybody else."""
+
+import asyncio
+from collections import deque
+
+from vla_rl.actors.wire import LagReport
+
+_INTERVAL_S = 0.1
+_NUM_SAMPLES = 600
+
+
+class LoopLag:
+    """Samples the running loop ten times a second and remembers the last minute; costs about 2 µs a sample."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_NUM_SAMPLES)
+        self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time() + _INTERVAL_S
+        self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._due, self._sample)
+
+    def report(self) -> LagReport:
+        """Percentiles of the lag over the last minute; zeros before the first sample."""
+        ordered = sorted(self._samples)
+        if not ordered:
+            return LagReport(0.0, 0.0, 0.0, 0)
+        last = len(ordered) - 1
+        return LagReport(ordered[last // 2], ordered[round(last * 0.99)], ordered[last], len(ordered))
+
+    def stop(self) -> None:
+        """End the sampling."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sample(self) -> None:
+        now = self._loop.time()
+        self._samples.append(max(0.0, now - self._due))
+        self._due = now + _INTERVAL_S
+        self._timer = self._loop.call_at(self._due, self._sample)

@@ -1,0 +1,99 @@
+"""A call that was sent and not answered yet."""
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from vla_rl.actors.actor import Endpoint
+
+
+class PendingCall:
+    """Waits for one answer.
+
+    `since` is when it was sent (time.monotonic seconds). `task` is who waits; None for `tell`.
+    """
+
+    __slots__ = ("deadline_s", "decoder", "endpoint", "future", "since", "task")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        endpoint: Endpoint,
+        decoder: msgspec.msgpack.Decoder[Any],
+        task: asyncio.Task[Any] | None,
+    ) -> None:
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.endpoint, self.decoder, self.task = endpoint, decoder, task
+        self.since = time.monotonic()
+        self.deadline_s: float | None = None
+
+    @property
+    def endpoint_name(self) -> str:
+        """For messages that people read."""
+        return self.endpoint.name
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether the actor works on it beside others."""
+        return self.endpoint.concurrent
+
+    @property
+    def expects_answer(self) -> bool:
+        """Whether it is the actor's turn to act."""
+        return True
+
+    def succeed(self, value: Any) -> None:
+        """Hand the answer to the caller."""
+        if not self.future.done():
+            self.future.set_result(value)
+        self.notify()
+
+    def fail(self, error: Exception) -> None:
+        """Raise at the caller."""
+        if not self.future.done():
+            self.future.set_exception(error)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake whoever waits for something else than the future."""
+
+
+class PendingStream(PendingCall):
+    """Waits for items and then for the end. Holds at most the items that were granted."""
+
+    __slots__ = ("_news", "items", "num_granted", "num_taken")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        endpoint: Endpoint,
+        decoder: msgspec.msgpack.Decoder[Any],
+        task: asyncio.Task[Any] | None,
+    ) -> None:
+        super().__init__(loop, endpoint, decoder, task)
+        self.items: deque[Any] = deque()
+        self.num_granted = 0
+        self.num_taken = 0
+        self._news = asyncio.Event()
+
+    @property
+    def expects_answer(self) -> bool:
+        """A stream without credit waits for its consumer, not for the actor."""
+        return self.num_granted > 0
+
+    def add(self, item: Any) -> None:
+        """Take one item from the wire."""
+        self.items.append(item)
+        self._news.set()
+
+    def notify(self) -> None:
+        """Tell the consumer that something has come."""
+        self._news.set()
+
+    async def until_news(self) -> None:
+        """Wait for an item or the end."""
+        self._news.clear()
+        await self._news.wait()

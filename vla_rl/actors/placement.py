@@ -1,0 +1,95 @@
+"""Where an actor runs, and what happens when it dies: plain values given to `spawn`."""
+
+import msgspec
+
+_MIB = 1 << 20
+
+
+class InLoop(msgspec.Struct, frozen=True, kw_only=True):
+    """In the caller's own loop. Messages are copied by the same rules as anywhere else.
+
+    Constructor arguments are handed over as they are, so an actor here may hold handles, engines and open files.
+    """
+
+
+class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """In a fresh interpreter on this host, killed with its parent."""
+
+    env: dict[str, str] = {}
+    """Set on top of this process's environment, e.g. `{"OMP_NUM_THREADS": "1"}`."""
+
+    shared_memory_mib: int = 256
+    """Largest shared memory in each direction, for arrays from 16 KiB on; 0 sends all arrays through the socket. Pages
+    count only once they are used. Arrays that find no room go through the socket."""
+
+    def __post_init__(self) -> None:
+        if self.shared_memory_mib < 0:
+            raise ValueError(f"shared_memory_mib is {self.shared_memory_mib}, expected >= 0; 0 uses the socket alone.")
+
+    @property
+    def arena_bytes(self) -> int:
+        """Shared memory in each direction."""
+        return self.shared_memory_mib * _MIB
+
+
+class KeyPair(msgspec.Struct, frozen=True, kw_only=True):
+    """A CURVE key pair in ZeroMQ's Z85 text form, made by `make_keys`."""
+
+    public: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"KeyPair(public={self.public!r}, secret=...)"
+
+
+class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
+    """In a process of another host, where `python -m vla_rl.actors.host` serves. Encrypted; known keys only."""
+
+    address: str
+    """`tcp://host:port` of the server."""
+
+    server_public_key: str
+    """The server's public key: nobody else can pose as it."""
+
+    client_keys: KeyPair
+    """Our keys; the server lists the public one among those that it serves."""
+
+    env: dict[str, str] = {}
+    """Set on top of the server's environment."""
+
+    def __post_init__(self) -> None:
+        if not self.address.startswith("tcp://"):
+            raise ValueError(f"address is {self.address!r}, expected tcp://host:port of a vla_rl.actors.host server.")
+
+
+Placement = InLoop | ChildProcess | RemoteHost
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Replace an actor that died or froze, but not for ever: one restart too many ends the runtime."""
+
+    max_restarts: int = 3
+    within_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0 or self.within_s <= 0:
+            raise ValueError(
+                f"max_restarts={self.max_restarts} within_s={self.within_s}, expected >= 0 restarts in > 0 seconds; "
+                f"leave the policy out for an actor that stays dead."
+            )
+
+
+class Intensity:
+    """Counts restarts in a sliding window."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._restarts_s: list[float] = []
+
+    def admit(self, now_s: float) -> bool:
+        """Whether one more restart is within the policy; counts it if so."""
+        self._restarts_s = [then for then in self._restarts_s if now_s - then < self._policy.within_s]
+        if len(self._restarts_s) >= self._policy.max_restarts:
+            return False
+        self._restarts_s.append(now_s)
+        return True

@@ -1,0 +1,91 @@
+"""An exception of an actor's own code, from where it was raised to where it is awaited.
+
+Built-in exceptions and those of `vla_rl.errors` arrive as their own class; any other class becomes a `RemoteError`. Either
+way the remote traceback is attached as a note, so that it is printed with the error.
+"""
+
+import builtins
+import traceback
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import vla_rl.errors
+from vla_rl.errors import RemoteError
+
+_MAX_TRACEBACK = 20_000
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+class ErrorReport(msgspec.Struct, frozen=True, array_like=True):
+    """One exception on the wire."""
+
+    module: str
+    name: str
+    message: str
+    args: list[Any]
+    attributes: dict[str, Any]
+    traceback: str
+
+
+def report_of(error: BaseException) -> ErrorReport:
+    """What can be said about an exception with plain values only."""
+    text = "".join(traceback.format_exception(error))
+    kind = type(error)
+    return ErrorReport(
+        module=kind.__module__,
+        name=kind.__qualname__,
+        message=_message_of(error),
+        args=[_plain(arg) for arg in error.args],
+        attributes={name: _plain(value) for name, value in vars(error).items() if name != "__notes__"},
+        traceback=text[-_MAX_TRACEBACK:],
+    )
+
+
+def error_from(report: ErrorReport, actor: str, pid: int) -> Exception:
+    """The exception to raise at the caller."""
+    error = _own_class(report) or RemoteError(report.name, report.message, report.traceback)
+    error.add_note(f"Remote traceback of actor {actor!r} (pid {pid}):\n{report.traceback.rstrip()}")
+    return error
+
+
+def _own_class(report: ErrorReport) -> Exception | None:
+    if report.module == "builtins":
+        kind = getattr(builtins, report.name, None)
+    elif report.module == vla_rl.errors.__name__:
+        kind = getattr(vla_rl.errors, report.name, None)
+    else:
+        return None
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return None
+    if report.module != "builtins":
+        error = kind.__new__(kind, *report.args)  # its constructor takes other arguments than `args`
+        error.args = tuple(report.args)
+    else:
+        try:
+            error = kind(*report.args)
+        except (TypeError, ValueError):
+            return None
+    for name, value in report.attributes.items():
+        setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    return error
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failure:  # the application's own __str__ is broken; its report must still leave
+        return f"(its __str__ raised {type(failure).__name__})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return repr(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return repr(value)

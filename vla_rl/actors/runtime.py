@@ -1,0 +1,275 @@
+"""The runtime: owns every actor, task, child process, socket and shared-memory slot, and leaves none of them behind."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar, TypeVarTuple, cast
+
+import msgspec
+import zmq
+
+from vla_rl.actors.actor import Actor, EndpointTable, table_of, target_of
+from vla_rl.actors.channel import Channel, OnEnd, OnMessage
+from vla_rl.actors.child_process import ChildChannel
+from vla_rl.actors.client import ActorClient
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.handle import client_of, handle_class, record_of
+from vla_rl.actors.host_connection import HostConnection
+from vla_rl.actors.in_loop import InLoopChannel
+from vla_rl.actors.loop_lag import LoopLag
+from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost, RestartPolicy
+from vla_rl.actors.remote_errors import ErrorReport
+from vla_rl.actors.supervision import Launcher, Supervisor
+from vla_rl.actors.waits import Wait, add_source, remove_source
+from vla_rl.actors.wire import LagReport, SpawnRequest
+
+logger = logging.getLogger(__name__)
+
+A = TypeVar("A", bound=Actor)
+Ts = TypeVarTuple("Ts")
+_IN_LOOP = InLoop()
+
+
+class ActorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runtime knows about one actor."""
+
+    name: str
+    pid: int
+    """Process of the current incarnation; 0 in this loop, or where there is none."""
+    state: str
+    """starting, running, restarting, stopped or dead."""
+    placement: Placement
+    num_restarts: int
+    num_pending: int
+    """Calls that wait for an answer."""
+    num_waiting: int
+    """Calls that wait for a place in the mailbox."""
+    num_rejected: int
+    """Messages from there that were not messages."""
+    num_slots_taken: int
+    """Shared-memory slots that the actor still reads."""
+
+
+_record_numbers = itertools.count()
+
+
+class _Record:
+    """One actor of one runtime: what its handles need of it."""
+
+    def __init__(self, runtime: "Runtime", client: ActorClient, supervisor: Supervisor, placement: Placement) -> None:
+        self.runtime, self.client, self.supervisor, self.placement = runtime, client, supervisor, placement
+        self.number = next(_record_numbers)
+
+
+class Runtime:
+    """Spawns actors. `async with Runtime() as runtime:` stops them all on the way out, whatever the reason.
+
+    An actor that dies more often than its restart policy allows ends the `async with` body and raises ActorDied from it.
+
+    Args:
+        name: for logs.
+        stop_grace_s: time that an actor has to finish its calls when it is stopped; then it is killed.
+    """
+
+    def __init__(self, name: str = "main", *, stop_grace_s: float = 5.0) -> None:
+        self.name = name
+        self._stop_grace_s = stop_grace_s
+        self._living: set[_Record] = set()
+        self._connections: dict[tuple[str, str, str], HostConnection] = {}
+        self._numbers = itertools.count()
+        self._group: asyncio.TaskGroup | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._lag: LoopLag | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._group is not None:
+            raise RuntimeError(f"runtime {self.name!r} is open already; make another one.")
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._context = zmq.Context()
+        self._lag = LoopLag()
+        self._waits_token = add_source(self._waits)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._group is not None
+        assert self._context is not None
+        assert self._lag is not None
+        try:
+            await self._stop_all()
+        finally:
+            self._lag.stop()
+            remove_source(self._waits_token)
+            for connection in self._connections.values():
+                connection.close()
+            self._context.destroy(linger=0)
+            try:
+                await self._group.__aexit__(kind, error, trace)
+            except BaseExceptionGroup as group:
+                if len(group.exceptions) > 1:
+                    raise
+                if group.exceptions[0] is not error:
+                    raise group.exceptions[0] from None
+
+    async def spawn(
+        self,
+        actor_class: Callable[[*Ts], A],
+        *args: *Ts,
+        name: str | None = None,
+        placement: Placement = _IN_LOOP,
+        restart: RestartPolicy | None = None,
+        deadline_s: float | None = None,
+        start_timeout_s: float = 60.0,
+        mailbox: int = 64,
+    ) -> A:
+        """Start an actor and wait until it is ready; the handle has the class's endpoints as methods.
+
+        Args:
+            actor_class, args: the class and its constructor's arguments, by position.
+            name: for errors, logs and the wait graph; by default the class's name and a number.
+            placement: `InLoop()`, `ChildProcess(...)` or `RemoteHost(...)`.
+            restart: how often to replace it when it dies; None leaves it dead.
+            deadline_s: longest time for one call, the wait behind other calls not counted; past it the actor is killed
+                and the call raises ActorFrozen. None waits for ever.
+            start_timeout_s: longest time for its constructor and `on_start`.
+            mailbox: unanswered calls at a time; the next sender waits.
+
+        Raises: what the constructor or `on_start` raises; ActorDied; TimeoutError; TypeError for a class or an argument
+            that cannot be sent there.
+        """
+        kind = cast(type[Actor], actor_class)
+        table = table_of(kind)
+        _check_annotations(table)
+        name = name if name is not None else f"{kind.__name__}-{next(self._numbers)}"
+        client = ActorClient(name, table, mailbox, deadline_s)
+        target = kind.__qualname__ if isinstance(placement, InLoop) else target_of(kind)
+        request = SpawnRequest(target, table.fingerprint, mailbox)
+        bound = table.constructor.bind(args, {})
+        launch = self._launcher(name, table, bound, placement, mailbox)
+        supervisor = Supervisor(client, launch, request, bound, restart, start_timeout_s)
+        group = self._open_group()
+        await supervisor.start()
+        record = _Record(self, client, supervisor, placement)
+        self._living.add(record)
+        group.create_task(self._supervise(record), name=f"supervise {name}")
+        return cast(A, handle_class(kind)(client, record))
+
+    def info(self, actor: Actor) -> ActorInfo:
+        """What is known here about an actor, without asking it."""
+        record = self._find(actor)
+        client = record.client
+        return ActorInfo(
+            name=client.name,
+            pid=client.pid,
+            state=client.state.value,
+            placement=record.placement,
+            num_restarts=record.supervisor.num_restarts,
+            num_pending=client.num_pending,
+            num_waiting=client.mailbox.num_waiting,
+            num_rejected=client.num_rejected,
+            num_slots_taken=client.num_slots_taken,
+        )
+
+    async def loop_lag(self, actor: Actor | None = None) -> LagReport:
+        """How late the actor's loop, or without one our own, ran its timers over the last minute."""
+        if actor is not None:
+            return await client_of(actor).loop_lag()
+        assert self._lag is not None, "the runtime is not open"
+        return self._lag.report()
+
+    async def stop(self, actor: Actor) -> None:
+        """End an actor in order: the calls it has are answered, `on_stop` runs. Later calls raise ActorDied."""
+        await self._find(actor).supervisor.stop(self._stop_grace_s)
+
+    async def kill(self, actor: Actor) -> None:
+        """End an actor at once and for good, whatever its restart policy. Pending and later calls raise ActorDied."""
+        await self._find(actor).supervisor.kill()
+
+    def _waits(self) -> list[Wait]:
+        """Who waits for answers, asked from the watchdog's thread."""
+        return [wait for record in list(self._living) for wait in record.client.waits()]
+
+    async def _supervise(self, record: "_Record") -> None:
+        """Keep the actor as its policy says; after its end only its handles know of it."""
+        try:
+            await record.supervisor.run()
+        finally:
+            if record.supervisor.is_over:  # not where another actor's end cancels this: leaving the runtime stops it
+                self._living.discard(record)
+
+    def _find(self, actor: Actor) -> "_Record":
+        client, record = client_of(actor), record_of(actor)
+        if not isinstance(record, _Record) or record.runtime is not self:
+            raise ValueError(f"actor {client.name!r} belongs to another runtime than {self.name!r}.")
+        return record
+
+    def _open_group(self) -> asyncio.TaskGroup:
+        if self._group is None or self._context is None or self._context.closed:
+            raise RuntimeError(f"runtime {self.name!r} is not open; use `async with`.")
+        return self._group
+
+    async def _stop_all(self) -> None:
+        """Stop actors of this loop first, the newest first, since they may hold handles to the others."""
+        records = sorted(self._living, key=lambda record: record.number)
+        here = [record.supervisor for record in records if isinstance(record.placement, InLoop)]
+        elsewhere = [record.supervisor for record in records if not isinstance(record.placement, InLoop)]
+        try:
+            for supervisor in reversed(here):
+                await supervisor.stop(self._stop_grace_s)
+            await asyncio.gather(*(supervisor.stop(self._stop_grace_s) for supervisor in elsewhere))
+        except BaseException:  # a second cancellation: nobody may wait any longer, and nothing may be left
+            await asyncio.gather(*(supervisor.kill() for supervisor in (*here, *elsewhere)))
+            raise
+
+    def _launcher(
+        self, name: str, table: EndpointTable, args: tuple[Any, ...], placement: Placement, mailbox: int
+    ) -> Launcher:
+        self._open_group()
+        context, lag = self._context, self._lag
+        assert context is not None
+        assert lag is not None
+
+        def in_loop(on_message: OnMessage, on_end: OnEnd) -> Channel:
+            constructor, actor_class = table.constructor, table.actor_class
+            return InLoopChannel(
+                name, table, lambda: constructor.apply(actor_class, args), mailbox, lag, on_message, on_end
+            )
+
+        def in_child(on_message: OnMessage, on_end: OnEnd) -> Channel:
+            assert isinstance(placement, ChildProcess)
+            return ChildChannel(name, placement, context, on_message, on_end)
+
+        def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
+            assert isinstance(placement, RemoteHost)
+            return self._connection(placement, context).launch(name, placement.env, on_message, on_end)
+
+        if isinstance(placement, InLoop):
+            return in_loop
+        if isinstance(placement, ChildProcess):
+            return in_child
+        if isinstance(placement, RemoteHost):
+            return elsewhere
+        raise TypeError(f"placement is {placement!r}, expected InLoop, ChildProcess or RemoteHost.")
+
+    def _connection(self, host: RemoteHost, context: zmq.Context[zmq.Socket[bytes]]) -> HostConnection:
+        key = (host.address, host.server_public_key, host.client_keys.public)
+        connection = self._connections.get(key)
+        if connection is None or connection.is_lost:
+            connection = self._connections[key] = HostConnection(context, host)
+        return connection
+
+
+def _check_annotations(table: EndpointTable) -> None:
+    """Make every decoder once. Raises: TypeError naming the endpoint whose annotation no message can have."""
+    codec = Codec()
+    for entry in (table.constructor, *table.endpoints):
+        try:
+            codec.decoder(entry.args_type)
+            codec.decoder(entry.result_type)
+        except TypeError as error:
+            raise TypeError(f"{entry.label} has an annotation that no message can have: {error}") from error
+    codec.decoder(ErrorReport)

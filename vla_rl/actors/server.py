@@ -1,0 +1,220 @@
+"""The actor's end of a channel: takes messages, runs endpoints, answers. The same in every placement.
+
+One task works through the mailbox, so that a call costs no task of its own; concurrent endpoints get a task each, in a
+task group. Nothing that a message contains can end the loop of this task: bytes that are not a message are counted,
+arguments of another type and exceptions of the actor's own code are answered.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from vla_rl.actors.actor import Actor, Endpoint, EndpointTable
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.loop_lag import LoopLag
+from vla_rl.actors.remote_errors import report_of
+from vla_rl.actors.wire import Birth, Frames, Kind, MalformedMessage, unpack_envelope
+
+logger = logging.getLogger(__name__)
+
+# plain numbers: an enum's member costs a lookup in its class for each message
+_CALL, _CREDIT, _CANCEL, _STOP, _LAG = map(int, (Kind.CALL, Kind.CREDIT, Kind.CANCEL, Kind.STOP, Kind.LAG))
+_RESULT = int(Kind.RESULT)
+
+_LONGEST_TURN_S = 0.001
+"""After this long without a pause the mailbox task lets the loop look at its sockets."""
+
+
+class _Work:
+    """One call that has arrived: waiting in the mailbox, running, or streaming."""
+
+    __slots__ = ("call", "cancelled", "credit", "credit_came", "endpoint", "frames", "task")
+
+    def __init__(self, endpoint: Endpoint, call: int, frames: Frames) -> None:
+        self.endpoint, self.call, self.frames = endpoint, call, frames
+        self.task: asyncio.Task[Any] | None = None
+        self.cancelled = False
+        self.credit = 0
+        self.credit_came: asyncio.Event | None = None
+
+
+class ActorServer:
+    """Runs one actor for one caller.
+
+    Args:
+        actor, table: the instance and its endpoints.
+        send: queues frames for the caller.
+        mailbox: unanswered calls that the caller allows itself; more are no messages of a caller of ours.
+        lag: sampler of this loop, reported on request.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        table: EndpointTable,
+        codec: Codec,
+        actor_id: int,
+        send: Callable[[Frames], Any],
+        mailbox: int,
+        lag: LoopLag,
+    ) -> None:
+        self._actor, self._table, self._codec, self._actor_id, self._send = actor, table, codec, actor_id, send
+        self._lag, self._most_calls = lag, mailbox
+        self._methods = [getattr(actor, entry.name) for entry in table.endpoints]
+        self._args = [codec.decoder(entry.args_type) for entry in table.endpoints]
+        self._mailbox: deque[_Work | None] = deque()
+        self._works: dict[int, _Work] = {}
+        self._wake: asyncio.Future[None] | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self.num_rejected = 0
+
+    async def serve(self) -> None:
+        """Start the actor, work until STOP, stop the actor. Raises: what `on_start` raises."""
+        await self._actor.on_start()
+        self._answer(Kind.READY, 0, Birth(os.getpid()))
+        async with asyncio.TaskGroup() as self._group:
+            await self._work_through_mailbox()
+            for work in list(self._works.values()):
+                self._cancel(work)
+        self._group = None
+        await self._actor.on_stop()
+
+    def on_message(self, frames: Frames) -> None:
+        """Take one message from the channel; never raises."""
+        try:
+            kind, index, _, call = unpack_envelope(frames[0])
+            if kind == _CALL:
+                self._take_call(index, call, frames)
+            elif kind == _CREDIT:
+                self._take_credit(call, index)
+            elif kind == _CANCEL:
+                self._take_cancel(call)
+            elif kind == _STOP:
+                self._mailbox.append(None)
+                self._wake_up()
+            elif kind == _LAG:
+                self._answer(Kind.RESULT, call, self._lag.report())
+            else:
+                raise MalformedMessage(f"message of kind {kind} is not for an actor.")
+        except MalformedMessage as error:
+            self.reject(error)
+
+    def reject(self, error: MalformedMessage) -> None:
+        """Count bytes that are no message; only the first is worth a line."""
+        self.num_rejected += 1
+        if self.num_rejected == 1:
+            logger.warning("%s rejected a message: %s Later ones are only counted.", type(self._actor).__name__, error)
+
+    def _take_call(self, index: int, call: int, frames: Frames) -> None:
+        if index >= len(self._table.endpoints) or call in self._works or len(self._works) >= self._most_calls:
+            self._codec.discard(frames)
+            raise MalformedMessage(f"call {call} of endpoint {index} is unknown, here already, or one too many.")
+        work = self._works[call] = _Work(self._table.endpoints[index], call, frames)
+        if work.endpoint.concurrent and self._group is not None:
+            work.task = self._group.create_task(self._run(work), name=work.endpoint.label)
+        else:
+            self._mailbox.append(work)
+            if len(self._mailbox) == 1:
+                self._wake_up()
+
+    def _take_credit(self, call: int, items: int) -> None:
+        work = self._works.get(call)
+        if work is not None:
+            work.credit += items
+            if work.credit_came is not None:
+                work.credit_came.set()
+
+    def _take_cancel(self, call: int) -> None:
+        work = self._works.get(call)
+        if work is not None:
+            self._cancel(work)
+
+    def _cancel(self, work: _Work) -> None:
+        if not work.cancelled:
+            work.cancelled = True
+            if work.task is not None:
+                work.task.cancel()
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _work_through_mailbox(self) -> None:
+        mailbox, loop = self._mailbox, asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        turn_began = time.perf_counter()
+        while True:
+            while not mailbox:
+                self._wake = loop.create_future()
+                await self._wake
+                turn_began = time.perf_counter()
+            work = mailbox.popleft()
+            if work is None:
+                return
+            if work.endpoint.concurrent and self._group is not None:  # came before the task group was there
+                work.task = self._group.create_task(self._run(work), name=work.endpoint.label)
+                continue
+            work.task = task
+            await self._run(work)
+            if work.cancelled:
+                task.uncancel()
+            if mailbox and time.perf_counter() - turn_began > _LONGEST_TURN_S:
+                await asyncio.sleep(0)
+                turn_began = time.perf_counter()
+
+    async def _run(self, work: _Work) -> None:
+        """Run one call to its answer. Lets a cancellation through only where the actor itself is being stopped."""
+        endpoint, call = work.endpoint, work.call
+        try:
+            if work.cancelled:
+                self._codec.discard(work.frames)
+                self._answer(Kind.CANCELLED, call, None)
+                return
+            args = self._codec.decode(self._args[endpoint.index], work.frames)
+            work.frames = ()
+            method = self._methods[endpoint.index]
+            if endpoint.is_stream:
+                await self._stream(work, endpoint.apply(method, args))
+                self._answer(Kind.END, call, None)
+            else:
+                result = await (method(*args) if endpoint.num_plain_args >= 0 else endpoint.apply(method, args))
+                self._send(self._codec.encode(_RESULT, 0, self._actor_id, call, result, endpoint.label))
+        except asyncio.CancelledError as error:
+            if work.cancelled:
+                self._answer(Kind.CANCELLED, call, None)
+            elif (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            else:  # the application's own, e.g. a future of its that was cancelled
+                self._answer(Kind.ERROR, call, report_of(error))
+        except msgspec.ValidationError as error:
+            self._answer(Kind.ERROR, call, report_of(TypeError(f"{endpoint.label} was sent other arguments: {error}")))
+        except MalformedMessage as error:
+            self.reject(error)
+            self._answer(Kind.ERROR, call, report_of(error))
+        except Exception as error:  # a supervisor's duty: whatever the actor raises belongs to the caller
+            self._answer(Kind.ERROR, call, report_of(error))
+        finally:
+            del self._works[call]
+
+    async def _stream(self, work: _Work, items: AsyncIterator[Any]) -> None:
+        """Send items as long as the caller grants credit; whatever ends it, the generator is closed."""
+        try:
+            async for item in items:
+                while work.credit == 0:
+                    work.credit_came = asyncio.Event()
+                    await work.credit_came.wait()
+                work.credit -= 1
+                self._answer(Kind.ITEM, work.call, item, work.endpoint)
+        finally:
+            await items.aclose()  # type: ignore[attr-defined]
+
+    def _answer(self, kind: Kind, call: int, value: Any, endpoint: Endpoint | None = None) -> None:
+        label = endpoint.label if endpoint is not None else type(self._actor).__name__
+        self._send(self._codec.encode(kind, 0, self._actor_id, call, value, label))

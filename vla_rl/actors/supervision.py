@@ -1,0 +1,188 @@
+"""Keeps one actor as its owner wants it: launches it, notices its end, replaces it within its policy, stops it.
+
+Invariant: while the runtime is open a supervisor has at most one incarnation, and none is left when `run` has ended.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from vla_rl.actors.channel import Channel, Death, OnEnd, OnMessage
+from vla_rl.actors.client import ActorClient, State
+from vla_rl.actors.placement import Intensity, RestartPolicy
+from vla_rl.actors.remote_errors import ErrorReport, error_from
+from vla_rl.actors.wire import Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
+from vla_rl.errors import ActorDied
+
+logger = logging.getLogger(__name__)
+
+Launcher = Callable[[OnMessage, OnEnd], Channel]
+
+
+class Supervisor:
+    """Owns the incarnations of one actor.
+
+    Args:
+        launch: begins an incarnation; what it says first and last comes back through the two callbacks.
+        request, args: what to build, sent to whoever says hello.
+        restart: None leaves a dead actor dead.
+        start_timeout_s: longest time from launch to ready.
+    """
+
+    def __init__(
+        self,
+        client: ActorClient,
+        launch: Launcher,
+        request: SpawnRequest,
+        args: tuple[Any, ...],
+        restart: RestartPolicy | None,
+        start_timeout_s: float,
+    ) -> None:
+        self.client, self.num_restarts = client, 0
+        self._launch_channel, self._request, self._args = launch, request, args
+        self._intensity = Intensity(restart) if restart is not None else None
+        self._start_timeout_s = start_timeout_s
+        self._channel: Channel | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ended = asyncio.Event()
+        self._stopping = False
+        self._restarting: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no incarnation and none will come."""
+        return self._channel is None and self.client.state in (State.DEAD, State.STOPPED)
+
+    async def start(self) -> None:
+        """Launch and wait until the actor is ready.
+
+        Raises: what its constructor or `on_start` raised; ActorDied; TimeoutError.
+        """
+        self._ready = asyncio.get_running_loop().create_future()
+        self._ended.clear()
+        channel = self._channel = self._launch_channel(self._on_first_words, self._on_end)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._ready
+        except BaseException as error:
+            channel.kill()
+            await channel.until_gone()
+            if isinstance(error, TimeoutError) and self._ready.cancelled():
+                raise TimeoutError(
+                    f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s; "
+                    f"raise start_timeout_s if its constructor needs longer."
+                ) from None
+            raise
+
+    async def run(self) -> None:
+        """Replace the actor whenever it ends, until it is stopped. Raises: ActorDied past the policy's limit."""
+        while True:
+            await self._ended.wait()
+            if self._stopping or self._intensity is None:
+                return
+            if not await self._replace(self._intensity):
+                return
+
+    async def _replace(self, intensity: Intensity) -> bool:
+        """One incarnation ended; True once the next one stands, False where the actor was stopped meanwhile."""
+        cause: BaseException | None = None
+        while intensity.admit(time.monotonic()):
+            self.num_restarts += 1
+            logger.warning("actor %s: restart %d.", self.client.name, self.num_restarts)
+            self._restarting = asyncio.create_task(self.start(), name=f"restart {self.client.name}")
+            try:
+                await self._restarting
+            except asyncio.CancelledError:
+                if not self._stopping:
+                    self._restarting.cancel()
+                    raise
+                return False
+            except Exception as error:  # the policy decides whether to try again
+                cause = error
+                logger.warning("actor %s could not be restarted: %s", self.client.name, error)
+            else:
+                return True
+            finally:
+                self._restarting = None
+        limit = self.client.last_error("it died more often than its restart policy allows", cause)
+        self.client.give_up(State.DEAD, limit)
+        raise limit from cause
+
+    async def stop(self, grace_s: float) -> None:
+        """Let the actor finish its calls and end, for at most `grace_s`; then kill it."""
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+        self.client.ask_to_stop()
+        channel = self._channel
+        if channel is not None:
+            try:
+                async with asyncio.timeout(grace_s):
+                    await channel.until_gone()
+            except TimeoutError:
+                logger.warning("actor %s did not stop within %g s; it is killed.", self.client.name, grace_s)
+                channel.kill()
+                await channel.until_gone()
+        self._ended.set()
+
+    async def kill(self) -> None:
+        """End the actor at once and for good."""
+        self._stopping = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+        if self._channel is not None:
+            self._channel.kill()
+            await self._channel.until_gone()
+        self.client.give_up(State.STOPPED, ActorDied(self.client.name, self.client.pid, "killed by its owner"))
+        self._ended.set()
+
+    def _on_first_words(self, frames: Frames) -> None:
+        """Messages of an incarnation that is not ready yet."""
+        channel = self._channel
+        if channel is None or self._ready.done():
+            return
+        try:
+            kind, _, _, _ = unpack_envelope(frames[0])
+            if kind == Kind.HELLO:
+                self._send_request(channel)
+            elif kind == Kind.READY:
+                channel.on_message = self.client.on_message
+                self.client.connect(channel)
+                self._ready.set_result(None)
+            elif kind == Kind.ERROR:
+                report = channel.codec.decode(channel.codec.decoder(ErrorReport), frames)
+                self._ready.set_exception(error_from(report, self.client.name, channel.pid))
+        except (MalformedMessage, msgspec.ValidationError) as error:
+            self._ready.set_exception(
+                ActorDied(self.client.name, channel.pid, f"its first words made no sense: {error}")
+            )
+
+    def _send_request(self, channel: Channel) -> None:
+        codec, label = channel.codec, self.client.table.constructor.label
+        try:
+            request = codec.encode(Kind.SPAWN, 0, channel.actor_id, 0, self._request, label)
+            args = codec.encode(Kind.SPAWN, 0, channel.actor_id, 0, self._args, label)
+        except TypeError as error:
+            self._ready.set_exception(error)
+            return
+        channel.send(request)
+        channel.send(args)
+
+    def _on_end(self, death: Death) -> None:
+        self._channel = None
+        if not self._ready.done():
+            self._ready.set_exception(ActorDied(self.client.name, death.pid, death.cause, death.last_words))
+            return
+        if self._stopping:
+            self.client.disconnect(Death(death.pid, "stopped by its owner"), State.STOPPED)
+        elif self._ready.cancelled() or self._ready.exception() is not None:
+            return  # `start` raises
+        else:
+            self.client.disconnect(death, State.DEAD if self._intensity is None else State.RESTARTING)
+        self._ended.set()

@@ -1,0 +1,114 @@
+"""A thread that speaks up when nothing moves: who waits for whom, since when, and where every task stands.
+
+It runs outside the loop, so it also works while the loop is blocked. What counts as movement is `note_progress`.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+import traceback
+from types import FrameType, TracebackType
+from typing import Any, Self, TextIO
+
+from vla_rl.actors.waits import current_waits, note_progress, progress_counts, seconds_since_progress
+
+
+class Watchdog:
+    """Watches the running loop while its `with` block is open.
+
+    Args:
+        stall_after_s: print after this long without progress, and again after each further such time.
+        abort: abort the process after printing; a supervisor outside starts it again from its checkpoint.
+        out: where to print; stderr by default.
+    """
+
+    def __init__(self, *, stall_after_s: float, abort: bool = False, out: TextIO | None = None) -> None:
+        if stall_after_s <= 0:
+            raise ValueError(f"stall_after_s is {stall_after_s}, expected more than 0 seconds.")
+        self._stall_after_s, self._abort, self._out = stall_after_s, abort, out
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread_id = threading.get_ident()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self.num_reports = 0
+
+    def __enter__(self) -> Self:
+        note_progress("watchdog started")
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def describe(self) -> str:
+        """The wait graph and all stacks, now. Safe to call from any thread."""
+        parts = [_wait_graph(), _thread_stack(self._loop_thread_id)]
+        parts += [_task_stack(task) for task in sorted(_tasks_of(self._loop), key=lambda task: task.get_name())]
+        return "\n".join(parts)
+
+    def _watch(self) -> None:
+        reported_s = 0.0
+        while True:
+            quiet_s = seconds_since_progress()
+            if quiet_s < reported_s:
+                reported_s = 0.0
+            if quiet_s - reported_s >= self._stall_after_s:
+                reported_s = quiet_s
+                self._report(quiet_s)
+            if self._stop.wait(self._stall_after_s - (quiet_s - reported_s)):
+                return
+
+    def _report(self, quiet_s: float) -> None:
+        out = self._out if self._out is not None else sys.stderr
+        counts = ", ".join(f"{what} {count}" for what, count in progress_counts().items())
+        out.write(f"watchdog: no progress for {quiet_s:.1f} s (so far: {counts}).\n{self.describe()}\n")
+        out.flush()
+        self.num_reports += 1
+        if self._abort:
+            os.abort()
+
+
+def _wait_graph() -> str:
+    now = time.monotonic()
+    lines = [f"    {wait.describe(now)}" for wait in current_waits()]
+    return "who waits for whom:\n" + ("\n".join(lines) if lines else "    nobody says that it waits")
+
+
+def _tasks_of(loop: asyncio.AbstractEventLoop) -> set["asyncio.Task[Any]"]:
+    """All tasks, seen from another thread: asyncio retries while the set changes under its hands."""
+    return asyncio.all_tasks(loop)
+
+
+def _thread_stack(thread_id: int) -> str:
+    frame = sys._current_frames().get(thread_id)
+    lines = "".join(traceback.format_stack(frame)) if frame is not None else "    it has ended\n"
+    return f"thread of the loop:\n{lines.rstrip()}"
+
+
+def _task_stack(task: "asyncio.Task[Any]") -> str:
+    lines = [f"task {task.get_name()!r}:"]
+    for frame in _awaiting_frames(task.get_coro()):
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_qualname}')
+    return "\n".join(lines)
+
+
+def _awaiting_frames(awaited: Any) -> list[FrameType]:
+    """Frames from a task's outermost coroutine to the one that is suspended."""
+    frames = []
+    while awaited is not None:
+        frame = next((found for name in _FRAMES if (found := getattr(awaited, name, None)) is not None), None)
+        if frame is None:
+            break
+        frames.append(frame)
+        awaited = next((found for name in _AWAITED if (found := getattr(awaited, name, None)) is not None), None)
+    return frames
+
+
+_FRAMES = ("cr_frame", "gi_frame", "ag_frame")
+_AWAITED = ("cr_await", "gi_yieldfrom", "ag_await")

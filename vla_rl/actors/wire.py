@@ -1,0 +1,143 @@
+"""The envelope of every message: 18 bytes in front of a msgpack payload, in the first frame; arrays may follow as frames.
+
+    magic u8 | kind u8 | endpoint u16 | frames u16 | actor u32 | call u64        little endian
+
+`frames` is the number of frames that follow; a reader asks the socket for no more than that, which spares it a question.
+`actor` tells apart the actors behind one tcp connection; on a pipe of its own it is 0. `endpoint` is an index into the
+actor's table. For CREDIT it is the number of items granted.
+
+Small messages that are queued at the same moment travel as one BATCH: each behind its length as u32.
+"""
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+MAGIC = 0xA7
+ENVELOPE = struct.Struct("<BBHHIQ")
+ENVELOPE_SIZE = ENVELOPE.size
+MAX_FRAMES = 0xFFFF
+MAX_MESSAGE_BYTES = 1 << 30
+"""Largest single frame; a sender refuses to send more, a socket drops a peer that does."""
+_NUM_FRAMES = struct.Struct("<H")
+
+Frames: TypeAlias = Sequence[Any]
+"""Bytes-like objects; the first one begins with the envelope."""
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are not a message of ours. The receiver counts it and goes on."""
+
+
+class Kind(enum.IntEnum):
+    """What a message is about; the first group goes to an actor, the second comes from one."""
+
+    SPAWN = 1
+    CALL = 2
+    CREDIT = 3
+    CANCEL = 4
+    STOP = 5
+    KILL = 6
+    LAG = 7
+    LAUNCH = 8
+
+    HELLO = 32
+    READY = 33
+    RESULT = 34
+    ERROR = 35
+    CANCELLED = 36
+    ITEM = 37
+    END = 38
+    DIED = 39
+    PING = 40
+
+    BATCH = 64
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Asks a host for a process that can become an actor."""
+
+    name: str
+    env: dict[str, str]
+
+
+class SpawnRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What to build. The constructor's arguments follow as a second SPAWN message, whose type this one tells."""
+
+    target: str
+    fingerprint: str
+    mailbox: int
+    """Unanswered calls that the caller allows itself; more than that are refused."""
+
+
+class Birth(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of HELLO, said by a new process, and of READY, said by its actor."""
+
+    pid: int
+
+
+class DeathNotice(msgspec.Struct, frozen=True, array_like=True):
+    """A host tells of the end of one of its actors."""
+
+    pid: int
+    cause: str
+    last_words: tuple[str, ...]
+
+
+class LagReport(msgspec.Struct, frozen=True, array_like=True):
+    """How late a loop ran its timers, over the last minute or so."""
+
+    p50_s: float
+    p99_s: float
+    max_s: float
+    num_samples: int
+
+
+def unpack_envelope(head: Any) -> tuple[int, int, int, int]:
+    """`(kind, endpoint, actor, call)`. Raises: MalformedMessage."""
+    if len(head) < ENVELOPE_SIZE:
+        raise MalformedMessage(f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}.")
+    magic, kind, endpoint, _, actor, call = ENVELOPE.unpack_from(head)
+    if magic != MAGIC:
+        raise MalformedMessage(f"message begins with {magic:#x}, expected {MAGIC:#x}.")
+    return kind, endpoint, actor, call
+
+
+def num_frames_after(head: Any) -> int:
+    """How many frames a first frame announces; 0 where it is no envelope of ours."""
+    return _NUM_FRAMES.unpack_from(head, 4)[0] if len(head) >= ENVELOPE_SIZE and head[0] == MAGIC else 0
+
+
+_LENGTH = struct.Struct("<I")
+_BATCH_HEAD = ENVELOPE.pack(MAGIC, Kind.BATCH, 0, 0, 0, 0)
+
+
+def join_messages(messages: Sequence[bytes]) -> bytes:
+    """One BATCH of several single-frame messages."""
+    parts = [_BATCH_HEAD]
+    for message in messages:
+        parts += (_LENGTH.pack(len(message)), message)
+    return b"".join(parts)
+
+
+def is_batch(head: Any) -> bool:
+    """Whether a first frame holds several messages."""
+    return len(head) >= ENVELOPE_SIZE and head[1] == Kind.BATCH and head[0] == MAGIC
+
+
+def split_messages(batch: Any) -> list[memoryview]:
+    """The messages of a BATCH. Raises: MalformedMessage where the lengths do not add up."""
+    view, position, messages = memoryview(batch), ENVELOPE_SIZE, []
+    end = len(view)
+    while position < end:
+        begin = position + _LENGTH.size
+        if begin > end:
+            raise MalformedMessage("batch that ends within a length.")
+        position = begin + _LENGTH.unpack_from(view, position)[0]
+        if position > end:
+            raise MalformedMessage(f"batch that ends within a message of {position - begin} bytes.")
+        messages.append(view[begin:position])
+    return messages

@@ -1,0 +1,36 @@
+"""What every training recipe does with its command line: print the plan, draw the graph, or train."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from vla_rl.engines import PolicyModel
+from vla_rl.observe import RunDirectory
+from vla_rl.recipes.command_line import Command
+from vla_rl.recipes.plan import EpisodeFootprint, print_plan
+from vla_rl.recipes.training import TrainingRun, train
+from vla_rl.recipes.training_config import TrainingConfig
+from vla_rl.rollout import TaskStart
+
+ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
+
+
+async def launch(
+    command: Command[ConfigT],
+    starts: Sequence[TaskStart],
+    model: PolicyModel[Any],
+    footprint: EpisodeFootprint,
+) -> int:
+    """Do what the command line says with a recipe's starts and policy; returns the exit status."""
+    config, wanted = command.config, command.launch
+    if wanted.dry_run:
+        print_plan(config, footprint, sum(parameter.numel() for parameter in model.network.parameters()))
+        return 0
+    if wanted.draw is not None:
+        print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
+        return 0
+    resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
+    outcome = await train(config, starts, model, resume=resume)
+    print(f"everything of this run is in {outcome.run.path}")
+    if outcome.was_stopped:
+        print(f"go on with --resume {outcome.run.path}")
+    return 0
