@@ -10,16 +10,19 @@ from typing import Literal
 
 import msgspec
 
+import vla_rl
 from vla_rl.envs.libero.tasks import STEP_LIMITS, find_task
 from vla_rl.errors import ConfigError
-from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.recipes.command_line import Command, run_recipe
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import RunConfig, TrainingConfig
 from vla_rl.rollout import TaskStart
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import EnvSpec, derive_seed
+from vla_rl.types import EnvSpec
+
+BASE_POLICY = Path(vla_rl.__file__).parent / "assets" / "libero_object_base"
 
 
 class SrpoLiberoConfig(TrainingConfig, frozen=True, kw_only=True):
@@ -45,8 +48,8 @@ class SrpoLiberoConfig(TrainingConfig, frozen=True, kw_only=True):
     assets: str | None = None
     """Folder of LIBERO's meshes and textures; none for VLA_RL_LIBERO_ASSETS or hf-libero's own download."""
 
-    policy: str | None = None
-    """Folder of an OpenVLA-OFT checkpoint to start from; none for the small one with random weights."""
+    policy: str = str(BASE_POLICY)
+    """Folder of the OpenVLA-OFT checkpoint to start from; the shipped one half learnt task 1 of libero_object."""
 
     simulators: SimulatorConfig = msgspec.structs.replace(TrainingConfig().simulators, max_rss_mb=4000)
 
@@ -84,18 +87,11 @@ def starts_of(config: SrpoLiberoConfig) -> list[TaskStart]:
     return starts
 
 
-def policy_of(config: SrpoLiberoConfig) -> OpenVlaOft:
-    """The checkpoint that the configuration names, or the small policy with random weights."""
-    if config.policy is not None:
-        return OpenVlaOft.load(Path(config.policy))
-    print("no --policy given: starting from random weights")
-    return OpenVlaOft.create(tiny(), seed=derive_seed(config.run.seed, "policy"))
-
-
 async def main(command: Command[SrpoLiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    model = policy_of(config)
+    model = OpenVlaOft.load(Path(config.policy))
+    print(f"starting from the policy in {config.policy}", flush=True)
     return await launch(
         command,
         starts_of(config),

@@ -241,7 +241,7 @@ class TrainingRun:
             **update.metrics,
             **self._scheduler.metrics(),
             **self._pool.metrics(),
-            **{f"time/{node}_s": span.busy_s for node, span in update.spans.items()},
+            **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
             "time/update_s": update.duration_s,
             "time/device_busy_share": self._lane.busy_share(),
             "time/loop_lag_p99_s": lag.p99_s,

@@ -1,0 +1,77 @@
+"""The main job, on real LIBERO: short episodes, but everything that a long run does."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from vla_rl.engines import latest_checkpoint
+from vla_rl.errors import ConfigError
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.observe import read_metrics
+from vla_rl.recipes.command_line import parse_command
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig, starts_of
+from vla_rl.recipes.training import train
+from vla_rl.recipes.training_config import RunConfig
+from vla_rl.rollout import SchedulerConfig
+from vla_rl.simulation import SimulatorConfig
+
+needs_assets = pytest.mark.skipif(
+    "VLA_RL_LIBERO_ASSETS" not in os.environ, reason="VLA_RL_LIBERO_ASSETS names no folder of LIBERO's assets"
+)
+
+
+@needs_assets
+@pytest.mark.timeout(300)
+async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path) -> None:
+    config = SrpoLiberoConfig(
+        run=RunConfig(name="libero", root=str(tmp_path), updates=1),
+        suite="libero_goal",
+        task_ids=(8,),
+        step_limit=16,
+        image_size=64,
+        group_size=2,
+        simulators=SimulatorConfig(num_envs=2),
+        scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0),
+    )
+    policy = OpenVlaOft.create(tiny(), seed=0)
+    async with asyncio.timeout(280):
+        outcome = await train(config, starts_of(config), policy)
+    (metrics,) = read_metrics(outcome.run.metrics)
+    assert outcome.progress.num_episodes == 2
+    assert outcome.progress.env_steps == 32
+    assert metrics["update/decisions"] == 4
+    assert metrics["update/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    checkpoint = latest_checkpoint(outcome.run.checkpoints)
+    assert checkpoint is not None
+    assert OpenVlaOft.load(checkpoint / "policy").config.chunk_size == 8
+    assert len(list(outcome.run.videos.glob("*failure*.mp4"))) == 1
+
+
+def test_groups_of_a_task_start_from_the_training_states_only() -> None:
+    starts = starts_of(SrpoLiberoConfig(task_ids=(1, 4), train_init_states=3))
+    assert [(start.task, start.options["init_state_id"]) for start in starts] == [
+        ("libero_object/1", 0), ("libero_object/1", 1), ("libero_object/1", 2),
+        ("libero_object/4", 0), ("libero_object/4", 1), ("libero_object/4", 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task-ids", "10"], "10"),
+        (["--train-init-states", "51"], "train_init_states is 51, expected 1 to 50"),
+        (["--step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
+    ],
+)
+def test_a_task_that_does_not_exist_is_refused_before_anything_starts(arguments: list[str], message: str) -> None:
+    with pytest.raises((ConfigError, SystemExit)) as caught:
+        parse_command(SrpoLiberoConfig, "SRPO on LIBERO.", arguments)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_suite_is_refused_with_the_ones_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_command(SrpoLiberoConfig, "SRPO on LIBERO.", ["--suite", "libero_objects"])
+    assert "libero_object" in capsys.readouterr().err
