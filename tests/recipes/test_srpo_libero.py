@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,17 @@ def test_an_unknown_suite_is_refused_with_the_ones_there_are(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         parse_command(SrpoLiberoConfig, "SRPO on LIBERO.", ["--suite", "libero_objects"])
     assert "libero_object" in capsys.readouterr().err
+
+
+def test_without_assets_the_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vla_rl.recipes.srpo_libero", "--run.root", str(tmp_path / "runs"), "--assets", "nowhere"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 2
+    assert "LIBERO's assets were not found in nowhere (no such folder)" in done.stderr
+    assert "VLA_RL_LIBERO_ASSETS" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()

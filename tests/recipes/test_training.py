@@ -16,6 +16,7 @@ from toy_runs import deterministic, small_run
 
 from vla_rl.engines import latest_checkpoint
 from vla_rl.errors import CheckpointError, ConfigError, EnvError
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
@@ -119,12 +120,14 @@ async def test_a_simulator_that_is_killed_changes_nothing_but_one_counter(tmp_pa
 
 
 async def test_an_environment_that_raises_ends_the_run_with_its_own_traceback(tmp_path: Path) -> None:
-    config = small_run(tmp_path)
-    spec = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "raise_in_step", "action_dim": 2})
+    spec = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "raise", "at_step": 3})
+    policy = OpenVlaOft.create(tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=4), seed=0)
     with pytest.raises(EnvError) as caught:
         async with asyncio.timeout(60):
-            await train(config, [TaskStart(env=spec, task="faulty")], policy_of(config))
+            await train(small_run(tmp_path), [TaskStart(env=spec, task="faulty")], policy)
     assert "vla_rl/faulty-v0" in str(caught.value)
+    assert "faulty.py" in "".join(caught.value.__notes__)
+    assert any(note.startswith("while playing episode") for note in caught.value.__notes__)
 
 
 async def test_a_run_directory_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path) -> None:

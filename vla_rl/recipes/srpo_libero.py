@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 import vla_rl
+from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.tasks import STEP_LIMITS, find_task
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft
@@ -87,9 +88,18 @@ def starts_of(config: SrpoLiberoConfig) -> list[TaskStart]:
     return starts
 
 
+def _assets_of(config: SrpoLiberoConfig) -> Path:
+    try:
+        return find_assets(config.assets)
+    except FileNotFoundError as error:
+        raise ConfigError(str(error)) from error
+
+
 async def main(command: Command[SrpoLiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
+    if not (command.launch.dry_run or command.launch.draw):
+        print(f"LIBERO's assets are those in {_assets_of(config)}", flush=True)
     model = OpenVlaOft.load(Path(config.policy))
     print(f"starting from the policy in {config.policy}", flush=True)
     return await launch(
