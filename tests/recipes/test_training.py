@@ -179,10 +179,8 @@ def test_settings_that_cannot_work_are_refused_with_the_reason(
 
 @pytest.mark.slow
 async def test_srpo_teaches_the_toy_task(tmp_path: Path) -> None:
-    config = SrpoToyConfig(run=RunConfig(name="learns", root=str(tmp_path), updates=40, checkpoint_every=40))
+    config = SrpoToyConfig(run=RunConfig(name="learns", root=str(tmp_path), updates=12, checkpoint_every=12))
     async with asyncio.timeout(600):
         outcome = await train(config, starts_of(config), policy_of(config))
-    metrics = metrics_of(outcome.run)
-    rates = [metrics[update]["reward/successes"] / 32 for update in range(1, 41)]
-    before, after = float(np.mean(rates[:5])), float(np.mean(rates[-5:]))
-    assert after > before + 0.2
+    rates = [metrics["reward/successes"] / 32 for _, metrics in sorted(metrics_of(outcome.run).items())]
+    assert float(np.mean(rates[-5:])) > rates[0] + 0.2

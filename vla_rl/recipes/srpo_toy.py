@@ -28,11 +28,13 @@ STEP_SIZE = 0.4
 class SrpoToyConfig(TrainingConfig, frozen=True, kw_only=True):
     """SRPO on the reaching task."""
 
-    run: RunConfig = RunConfig(name="srpo_toy", updates=40, checkpoint_every=10, videos_every=20)
+    run: RunConfig = RunConfig(name="srpo_toy", updates=24, checkpoint_every=8, videos_every=12)
     group_size: int = 8
     embedding: EmbeddingConfig = EmbeddingConfig(encoder="state")
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
-    learner: LearnerConfig = LearnerConfig(optimizer=OptimizerConfig(lr=1e-3), entropy_coef=0.01)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=4, decay_steps=24), entropy_coef=0.01
+    )
 
     task_ids: tuple[int, ...] = (0,)
     """Colours to reach: 0 red, 1 green, 2 blue, 3 yellow."""
