@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vla_rl.errors import ConfigError
-from vla_rl.recipes.command_line import parse_command
+from vla_rl.recipes.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.recipes.config_files import read_config
 from vla_rl.types import Config
 
@@ -41,7 +41,7 @@ def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
 def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("updates = 3\n[rollout]\nnum_envs = 2\n")
-    command = parse_command(RunSettings, "A run.", ["--config", str(path), "--updates", "5", "--dry-run"])
+    command = parse_command(TrainingLaunch, RunSettings, "A run.", ["--config", str(path), "--updates", "5", "--dry-run"])
     assert command.config == RunSettings(updates=5, rollout=RolloutSettings(num_envs=2))
     assert command.launch.dry_run
 
@@ -74,7 +74,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_help_teaches_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
-        parse_command(RunSettings, "A run.", ["--help"])
+        parse_command(TrainingLaunch, RunSettings, "A run.", ["--help"])
     assert done.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for phrase in ("--rollout.num-envs", "Environments played at the same time.", "--dry-run", "--resume", "--draw"):
@@ -83,6 +83,12 @@ def test_help_teaches_every_option(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_option_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
-        parse_command(RunSettings, "A run.", ["--updats", "3"])
+        parse_command(TrainingLaunch, RunSettings, "A run.", ["--updats", "3"])
     assert done.value.code == 2
     assert "--updates" in capsys.readouterr().err
+
+
+def test_a_recipe_without_a_graph_has_no_option_to_draw_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_command(Launch, RunSettings, "A run.", ["--draw", "graph.svg"])
+    assert "--draw" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """What the recorder of demonstrations refuses before anything is simulated."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,4 +19,4 @@ from vla_rl.recipes.record_demonstrations import RecordConfig
 )
 def test_a_configuration_that_cannot_be_recorded_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        RecordConfig(out=Path("demos"), **changed)
+        RecordConfig(**changed)

@@ -12,7 +12,7 @@ from vla_rl.engines import latest_checkpoint
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.observe import read_metrics
-from vla_rl.recipes.command_line import parse_command
+from vla_rl.recipes.command_line import TrainingLaunch, parse_command
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig, starts_of
 from vla_rl.recipes.training import train
 from vla_rl.recipes.training_config import RunConfig
@@ -69,13 +69,13 @@ def test_groups_of_a_task_start_from_the_training_states_only() -> None:
 )
 def test_a_task_that_does_not_exist_is_refused_before_anything_starts(arguments: list[str], message: str) -> None:
     with pytest.raises((ConfigError, SystemExit)) as caught:
-        parse_command(SrpoLiberoConfig, "SRPO on LIBERO.", arguments)
+        parse_command(TrainingLaunch, SrpoLiberoConfig, "SRPO on LIBERO.", arguments)
     assert message in str(caught.value)
 
 
 def test_an_unknown_suite_is_refused_with_the_ones_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse_command(SrpoLiberoConfig, "SRPO on LIBERO.", ["--suite", "libero_objects"])
+        parse_command(TrainingLaunch, SrpoLiberoConfig, "SRPO on LIBERO.", ["--suite", "libero_objects"])
     assert "libero_object" in capsys.readouterr().err
 
 

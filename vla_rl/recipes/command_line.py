@@ -20,18 +20,21 @@ from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.recipes.config_files import read_config
 from vla_rl.types import Config
 
-ConfigT = TypeVar("ConfigT", bound=Config)
-
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What to do with the configuration."""
+    """What every recipe can do with its configuration."""
 
     config: Path | None = None
     """Start from this .toml or .json file (such as a run's own config.json); the command line overrides it."""
 
     dry_run: bool = False
-    """Print the resolved configuration, the process plan and a memory estimate; start nothing."""
+    """Print what would be done, with which resolved configuration; start nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingLaunch(Launch):
+    """What a training recipe can do besides."""
 
     draw: Path | None = None
     """Draw the graph into this .svg or .png file (mermaid text where graphviz is missing); start nothing."""
@@ -40,15 +43,21 @@ class Launch:
     """Go on with the run in this directory, from its newest whole checkpoint and its own configuration."""
 
 
+LaunchT = TypeVar("LaunchT", bound=Launch)
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
 @dataclasses.dataclass(frozen=True)
-class Command(Generic[ConfigT]):
+class Command(Generic[LaunchT, ConfigT]):
     """A recipe's configuration and what to do with it."""
 
-    launch: Launch
+    launch: LaunchT
     config: ConfigT
 
 
-def parse_command(config_type: type[ConfigT], description: str, argv: list[str] | None = None) -> Command[ConfigT]:
+def parse_command(
+    launch_type: type[LaunchT], config_type: type[ConfigT], description: str, argv: list[str] | None = None
+) -> Command[LaunchT, ConfigT]:
     """Parse the command line of a recipe; `--help`, unknown options and bad values end the process with a message.
 
     Precedence: the command line, then `--config` (or the configuration of the run named by `--resume`), then the defaults.
@@ -62,23 +71,25 @@ def parse_command(config_type: type[ConfigT], description: str, argv: list[str] 
     path = known.resume / "config.json" if known.resume is not None else known.config
     default = config_type() if path is None else read_config(path, config_type)
 
-    # Built here because the type of its second field is only known here; the names make tyro leave out a prefix.
+    # Built here because the types of its fields are only known here; the empty names make tyro leave out a prefix.
     fields: list[tuple[str, Any, Any]] = [
-        ("launch", Annotated[Launch, tyro.conf.arg(name="")], Launch()),
+        ("launch", Annotated[launch_type, tyro.conf.arg(name="")], launch_type()),
         ("config", Annotated[config_type, tyro.conf.arg(name="")], default),
     ]
     command_type = dataclasses.make_dataclass("RecipeCommand", fields, frozen=True)
-    command_type.__doc__ = description
     parsed: Any = tyro.cli(command_type, args=arguments, description=description)
     return Command(parsed.launch, parsed.config)
 
 
 def run_recipe(
-    config_type: type[ConfigT], main: Callable[[Command[ConfigT]], Coroutine[Any, Any, int]], description: str
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
+    description: str,
 ) -> int:
     """Run a recipe from the command line on uvloop; an error that we name ends it in one message, without a traceback."""
     try:
-        command = parse_command(config_type, description)
+        command = parse_command(launch_type, config_type, description)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(main(command))
     except ConfigError as error:

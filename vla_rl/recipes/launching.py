@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from vla_rl.engines import PolicyModel
 from vla_rl.observe import RunDirectory
-from vla_rl.recipes.command_line import Command
+from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.plan import EpisodeFootprint, print_plan
 from vla_rl.recipes.training import TrainingRun, train
 from vla_rl.recipes.training_config import TrainingConfig
@@ -15,7 +15,7 @@ ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
 
 
 async def launch(
-    command: Command[ConfigT],
+    command: Command[TrainingLaunch, ConfigT],
     starts: Sequence[TaskStart],
     model: PolicyModel[Any],
     footprint: EpisodeFootprint,

@@ -7,20 +7,25 @@ Nothing is pickled: `numpy.load(path)` reads it.
 To use several cores, start it several times with other `--task-ids`.
 """
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import tyro
+from rich.progress import Progress
 
 from vla_rl.envs.libero import LiberoEnv, find_task
 from vla_rl.envs.libero.demonstrations import record_demonstration
+from vla_rl.errors import ConfigError
+from vla_rl.recipes.command_line import Command, Launch, parse_command
 from vla_rl.types import Config, derive_seed
 
 
 class RecordConfig(Config, frozen=True, kw_only=True):
     """Which episodes to record, and how."""
 
-    out: Path
+    out: str = "demos"
     """Folder to write into."""
 
     suite: str = "libero_object"
@@ -59,12 +64,17 @@ class RecordConfig(Config, frozen=True, kw_only=True):
             self.require(1 <= self.num_init_states <= most, "num_init_states", f"1 to {most}")
 
 
-def record_task(config: RecordConfig, task_id: int) -> int:
-    """Record one task; returns how many episodes it took, failures included.
+def folder_of(config: RecordConfig, task_id: int) -> Path:
+    """Where the demonstrations of a task are."""
+    return Path(config.out) / config.suite / str(task_id)
+
+
+def record_task(config: RecordConfig, task_id: int, recorded: Callable[[], None] = lambda: None) -> int:
+    """Record one task, calling `recorded` after each demonstration; returns how many episodes it took, failures included.
 
     Raises: `RuntimeError` if more than half of them failed, which no shipped task does.
     """
-    folder = config.out / config.suite / str(task_id)
+    folder = folder_of(config, task_id)
     env = LiberoEnv(config.suite, task_id, config.assets, image_size=config.image_size, wrist_image=config.wrist_image)
     num_recorded = num_played = 0
     try:
@@ -80,19 +90,38 @@ def record_task(config: RecordConfig, task_id: int) -> int:
             if demonstration.is_success:
                 demonstration.save(folder / f"{num_recorded:04d}.npz")
                 num_recorded += 1
+                recorded()
     finally:
         env.close()
     return num_played
 
 
-def main(config: RecordConfig) -> None:
+def main(command: Command[Launch, RecordConfig]) -> int:
     """Record every task of the configuration, saying how it goes."""
-    for task_id in config.task_ids:
-        num_played = record_task(config, task_id)
-        files = sorted((config.out / config.suite / str(task_id)).glob("*.npz"))[: config.num]
-        num_steps = sum(len(np.load(file)["action"]) for file in files)
-        print(f"{config.suite}/{task_id}: {config.num} of {num_played} episodes recorded, {num_steps} control steps")
+    config = command.config
+    print(f"{config.num} demonstrations of each of {config.suite}'s tasks {list(config.task_ids)}, into {config.out}")
+    if command.launch.dry_run:
+        return 0
+    with Progress() as progress:
+        for task_id in config.task_ids:
+            bar = progress.add_task(f"{config.suite}/{task_id}", total=config.num)
+            num_played = record_task(config, task_id, partial(progress.advance, bar))
+            files = sorted(folder_of(config, task_id).glob("*.npz"))[: config.num]
+            num_steps = sum(len(np.load(file)["action"]) for file in files)
+            print(
+                f"{config.suite}/{task_id}: {config.num} of {num_played} episodes recorded, {num_steps} control steps"
+            )
+    return 0
+
+
+def cli() -> int:
+    """The command line. No event loop: the expert plays in this process, and nothing else happens in it."""
+    try:
+        return main(parse_command(Launch, RecordConfig, __doc__ or ""))
+    except (ConfigError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
-    main(tyro.cli(RecordConfig, description=__doc__))
+    sys.exit(cli())

@@ -16,7 +16,7 @@ from vla_rl.engines import DeviceLane, ImitationConfig, Imitator, OptimizerConfi
 from vla_rl.engines.imitation import Demonstration
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
-from vla_rl.recipes.command_line import Command, run_recipe
+from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.types import Config, derive_seed
 
 
@@ -96,7 +96,7 @@ def _new_folder(out: str) -> Path:
     return Path(out)
 
 
-async def main(command: Command[SftLiberoConfig]) -> int:
+async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     """Train and save."""
     config, out = command.config, _new_folder(command.config.out)
     model = OpenVlaOft.create(tiny(), seed=derive_seed(config.seed, "policy"))
@@ -122,7 +122,7 @@ async def main(command: Command[SftLiberoConfig]) -> int:
 
 def cli() -> int:
     """The command line."""
-    return run_recipe(SftLiberoConfig, main, __doc__ or "")
+    return run_recipe(Launch, SftLiberoConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.tasks import STEP_LIMITS, find_task
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.recipes.command_line import Command, run_recipe
+from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import RunConfig, TrainingConfig
@@ -95,7 +95,7 @@ def _assets_of(config: SrpoLiberoConfig) -> Path:
         raise ConfigError(str(error)) from error
 
 
-async def main(command: Command[SrpoLiberoConfig]) -> int:
+async def main(command: Command[TrainingLaunch, SrpoLiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     if not (command.launch.dry_run or command.launch.draw):
@@ -117,7 +117,7 @@ async def main(command: Command[SrpoLiberoConfig]) -> int:
 
 def cli() -> int:
     """The command line."""
-    return run_recipe(SrpoLiberoConfig, main, __doc__ or "")
+    return run_recipe(TrainingLaunch, SrpoLiberoConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":

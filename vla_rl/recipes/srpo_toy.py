@@ -11,7 +11,7 @@ import msgspec
 from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.engines import LearnerConfig, OptimizerConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
-from vla_rl.recipes.command_line import Command, run_recipe
+from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import RunConfig, TrainingConfig
@@ -78,7 +78,7 @@ def policy_of(config: SrpoToyConfig) -> OpenVlaOft:
     return OpenVlaOft.create(shape, seed=derive_seed(config.run.seed, "policy"))
 
 
-async def main(command: Command[SrpoToyConfig]) -> int:
+async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     model = policy_of(config)
@@ -97,7 +97,7 @@ async def main(command: Command[SrpoToyConfig]) -> int:
 
 def cli() -> int:
     """The command line."""
-    return run_recipe(SrpoToyConfig, main, __doc__ or "")
+    return run_recipe(TrainingLaunch, SrpoToyConfig, main, __doc__ or "")
 
 
 if __name__ == "__main__":
