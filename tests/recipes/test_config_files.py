@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.errors import ConfigError
-from vla_rl.recipes.command_line import Launch, TrainingLaunch, parse_command
+from vla_rl.errors import ConfigError, EnvError, GraphError
+from vla_rl.recipes.command_line import Launch, TrainingLaunch, explain, parse_command
 from vla_rl.recipes.config_files import read_config
 from vla_rl.types import Config
 
@@ -92,3 +92,30 @@ def test_a_recipe_without_a_graph_has_no_option_to_draw_one(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         parse_command(Launch, RunSettings, "A run.", ["--draw", "graph.svg"])
     assert "--draw" in capsys.readouterr().err
+
+
+def test_a_mistake_in_a_node_is_explained_with_its_own_traceback() -> None:
+    try:
+        try:
+            raise ZeroDivisionError("a mistake")
+        except ZeroDivisionError as mistake:
+            raise GraphError("node 'reward' failed in update 3") from mistake
+    except GraphError as error:
+        text = explain(error)
+    assert text.startswith("error: GraphError: node 'reward' failed in update 3")
+    assert "Traceback" in text
+    assert "ZeroDivisionError: a mistake" in text
+
+
+def test_a_deliberate_error_is_explained_without_a_traceback_but_with_its_notes() -> None:
+    error = EnvError("my/env: step raised")
+    error.add_note("while playing episode 7")
+    try:
+        raise GraphError("node 'rollout' failed in update 0") from error
+    except GraphError as failed:
+        text = explain(failed)
+    assert text.splitlines() == [
+        "error: GraphError: node 'rollout' failed in update 0",
+        "because of EnvError: my/env: step raised",
+        "while playing episode 7",
+    ]

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import dataclasses
 import sys
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -96,5 +97,17 @@ def run_recipe(
         print(f"error: {error}", file=sys.stderr)
         return 2
     except VlaRlError as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        print(explain(error), file=sys.stderr)
         return 1
+
+
+def explain(error: VlaRlError) -> str:
+    """A fault for the person who has to act on it: what happened and its notes (an environment's own traceback is one of
+    them), and the full traceback of a cause that is nobody's deliberate message, such as a mistake in a node."""
+    lines = [f"error: {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+    cause = error.__cause__
+    if isinstance(cause, VlaRlError):
+        lines.append(explain(cause).replace("error:", "because of", 1))
+    elif cause is not None:
+        lines += ["because of:", *traceback.format_exception(cause)]
+    return "\n".join(line.rstrip("\n") for line in lines)
