@@ -9,7 +9,7 @@ export HF_HUB_OFFLINE ?= 1
 
 .PHONY: demo test quick check bench install clean
 
-demo: install ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--updates 20" adds options
+demo: install ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--run.updates 20" adds options
 	$(BIN)/python -m vla_rl.recipes.srpo_libero $(ARGS)
 
 test: check ## style, strict types, and every test that needs no GPU

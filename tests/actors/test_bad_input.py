@@ -75,7 +75,7 @@ async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(caplog
     chance = random.Random(7)
     codec, table, counter, lag = Codec(), table_of(Counter), Counter(), LoopLag()
     answers: list[Frames] = []
-    server = ActorServer(counter, table, codec, 0, answers.append, mailbox=64, lag=lag)
+    server = ActorServer(counter, table, codec, 0, answers.append, mailbox=64, lag=lag, at_once=False)
     serving = asyncio.create_task(server.serve())
     name_of = {entry.name: entry.index for entry in table.endpoints}
     good = [

@@ -74,7 +74,7 @@ async def _live(settings: ChildSettings) -> int:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.connect(settings.endpoint)
         life = _Life(codec, settings.actor_id)
-        loop_socket = LoopSocket(socket, life.on_message)
+        loop_socket = LoopSocket(socket, life.on_message, answers_at_once=True)
         lag = LoopLag()
         try:
             return await life.run(loop_socket, lag)
@@ -109,7 +109,7 @@ class _Life:
         await self._born
         try:
             actor, table, mailbox = self._build()
-            server = ActorServer(actor, table, self._codec, self._actor_id, send, mailbox, lag)
+            server = ActorServer(actor, table, self._codec, self._actor_id, send, mailbox, lag, at_once=True)
             socket.on_message = server.on_message
             gc.freeze()  # what was imported stays: the collector need not look at it again
             await server.serve()

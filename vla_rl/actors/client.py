@@ -9,7 +9,7 @@ import enum
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any
 
 import msgspec
@@ -108,6 +108,15 @@ class ActorClient:
         except asyncio.CancelledError:
             self._cancel(call)
             raise
+
+    def begin(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
+        """Send a call now; await what this returns for its answer. Where it cannot leave now, it does when awaited."""
+        bound = endpoint.bind(args, kwargs)
+        if self.state is not _RUNNING or not self.mailbox.try_enter():
+            return self.call(endpoint, args, kwargs)
+        pending = PendingCall(self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop))
+        self._send_call(endpoint, bound, pending)
+        return pending.future
 
     async def tell(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Send a call whose answer nobody awaits; waits for a place in the mailbox only. An error is logged."""

@@ -10,6 +10,7 @@ NumPy scalars become Python numbers. Anything else that msgspec does not know is
 A codec belongs to one link and one loop; encoding and decoding never suspend, so what they share needs no lock.
 """
 
+import math
 import struct
 from functools import lru_cache
 from typing import Any
@@ -23,7 +24,7 @@ from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, MAX_FRAMES, MAX_M
 INLINE_BELOW = 4096
 SLOT_FROM = 16384
 _INLINE, _FRAME, _SLOT = 1, 2, 3
-_META = struct.Struct("<BB")
+_META = struct.Struct("<HBB")
 _FRAME_REF = struct.Struct("<I")
 _SLOT_REF = struct.Struct("<IQ")
 _REFUSALS = (TypeError, OverflowError, RecursionError, ValueError)
@@ -133,8 +134,7 @@ class Codec:
         )
 
     def _encode_array(self, array: np.ndarray) -> msgspec.msgpack.Ext:
-        meta = _array_meta(array.dtype, array.shape)
-        num_bytes = array.nbytes
+        meta, num_bytes = _array_meta(array.dtype, array.shape)
         if num_bytes < INLINE_BELOW:
             return msgspec.msgpack.Ext(_INLINE, meta + array.tobytes())
         if num_bytes >= SLOT_FROM and self._slots_out is not None:
@@ -152,18 +152,21 @@ class Codec:
         return msgspec.msgpack.Ext(_FRAME, meta + _FRAME_REF.pack(len(self._frames_out)))
 
     def _decode_array(self, code: int, data: memoryview) -> np.ndarray:
-        dtype, shape, num_bytes, rest = _read_meta(data)
+        if len(data) < _META.size:
+            raise MalformedMessage("array without a description.")
+        end = data[0] | data[1] << 8
+        dtype, shape, num_bytes = _known_meta(bytes(data[:end]))
+        if code == _SLOT:
+            return self._slot(data[end:], dtype, shape, num_bytes)
         if code == _INLINE:
-            raw: Any = bytes(rest)
+            raw: Any = bytes(data[end:])
         elif code == _FRAME:
-            raw = self._frame(rest)
-        elif code == _SLOT:
-            return self._slot(rest, dtype, shape, num_bytes)
+            raw = self._frame(data[end:])
         else:
             raise MalformedMessage(f"extension {code} is unknown.")
         if len(raw) != num_bytes:
             raise MalformedMessage(f"array of shape {shape} and dtype {dtype} came with {len(raw)} bytes.")
-        return np.frombuffer(raw, dtype=dtype).reshape(shape)
+        return np.ndarray(shape, dtype, raw)
 
     def _frame(self, rest: memoryview) -> Any:
         if len(rest) != _FRAME_REF.size:
@@ -173,7 +176,7 @@ class Codec:
             raise MalformedMessage(f"array in frame {number} of a message with {len(self._frames_in)} frames.")
         return self._frames_in[number]
 
-    def _slot(self, rest: memoryview, dtype: str, shape: tuple[int, ...], num_bytes: int) -> np.ndarray:
+    def _slot(self, rest: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> np.ndarray:
         if self._slots_in is None or len(rest) != _SLOT_REF.size:
             raise MalformedMessage("array in a slot, on a link without shared memory.")
         slot, offset = _SLOT_REF.unpack(rest)
@@ -184,33 +187,33 @@ class Codec:
 
 
 @lru_cache(maxsize=1024)
-def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """`ndim, length of dtype, dtype, shape as u64 each`. Raises: TypeError for a dtype that is not plain numbers."""
+def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
+    """The description of such arrays, and their size in bytes. Raises: TypeError for a dtype that is not plain numbers.
+
+    The description is `its length u16, ndim u8, length of dtype u8, dtype, shape as u64 each`.
+    """
     name = dtype.str.encode()
     if dtype.hasobject or dtype.names is not None or len(name) > 255:
         raise TypeError(
             f"an array of dtype {dtype} cannot be sent; expected numbers, booleans, fixed-width text or datetimes."
         )
-    return _META.pack(len(shape), len(name)) + name + struct.pack(f"<{len(shape)}Q", *shape)
+    length = _META.size + len(name) + 8 * len(shape)
+    meta = _META.pack(length, len(shape), len(name)) + name + struct.pack(f"<{len(shape)}Q", *shape)
+    return meta, math.prod(shape) * dtype.itemsize
 
 
 def _too_large(num_bytes: int) -> str:
     return f"{num_bytes} bytes at once, expected at most {MAX_MESSAGE_BYTES}; send it in parts, e.g. as a stream."
 
 
-def _read_meta(data: memoryview) -> tuple[str, tuple[int, ...], int, memoryview]:
-    if len(data) < _META.size:
-        raise MalformedMessage("array without a description.")
-    ndim, name_size = _META.unpack_from(data)
-    end = _META.size + name_size + 8 * ndim
-    if len(data) < end or ndim > 32:
-        raise MalformedMessage("array with half a description.")
-    return *_known_meta(bytes(data[:end])), data[end:]
-
-
 @lru_cache(maxsize=1024)
-def _known_meta(meta: bytes) -> tuple[str, tuple[int, ...], int]:
-    ndim, name_size = _META.unpack_from(meta)
+def _known_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """What `_array_meta` described: dtype, shape, size in bytes. Raises: MalformedMessage."""
+    if len(meta) < _META.size:
+        raise MalformedMessage("array without a description.")
+    length, ndim, name_size = _META.unpack_from(meta)
+    if not len(meta) == length == _META.size + name_size + 8 * ndim or ndim > 32:
+        raise MalformedMessage("array with half a description.")
     try:
         dtype = np.dtype(meta[_META.size : _META.size + name_size].decode("ascii"))
     except (TypeError, ValueError, SyntaxError) as error:
@@ -218,10 +221,7 @@ def _known_meta(meta: bytes) -> tuple[str, tuple[int, ...], int]:
     if dtype.hasobject or dtype.names is not None:
         raise MalformedMessage(f"array of dtype {dtype}.")
     shape = struct.unpack_from(f"<{ndim}Q", meta, _META.size + name_size)
-    num_bytes = dtype.itemsize
-    for length in shape:
-        num_bytes *= length
-    return dtype.str, shape, num_bytes
+    return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
 def _check_class(type_: Any, value: Any) -> Any:

@@ -5,7 +5,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from vla_rl.actors.actor import Actor, Endpoint
@@ -62,6 +62,19 @@ async def call_as_completed(
                     yield actor_of[task], task.result()
     finally:
         await _cancel(tasks)
+
+
+def begin(actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+    """Send a call now and await its answer later: calls to many actors then cost no task each.
+
+        answers = [begin(worker, EnvWorker.step, action) for worker, action in zip(workers, actions)]
+        for answer in answers: await answer
+
+    Each must be awaited. A call that cannot leave now (the mailbox is full, the actor is being restarted) leaves when it
+    is awaited. Unlike with a plain call, a cancellation is not passed on to the actor.
+    """
+    client, entry = _resolve(actor, endpoint)
+    return client.begin(entry, args, kwargs)
 
 
 async def tell(actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -64,7 +64,7 @@ class InLoopChannel:
         try:
             actor = build()
             codec = self.codec
-            self._server = ActorServer(actor, table, codec, self.actor_id, self._receive, mailbox, lag)
+            self._server = ActorServer(actor, table, codec, self.actor_id, self._receive, mailbox, lag, at_once=False)
             await self._server.serve()
         except Exception as error:  # the owner decides; it learns what happened while the actor ends
             self._receive(self.codec.encode(Kind.ERROR, 0, self.actor_id, 0, report_of(error), "birth"))

@@ -1,14 +1,18 @@
 """The actor's end of a channel: takes messages, runs endpoints, answers. The same in every placement.
 
 One task works through the mailbox, so that a call costs no task of its own; concurrent endpoints get a task each, in a
-task group. Nothing that a message contains can end the loop of this task: bytes that are not a message are counted,
-arguments of another type and exceptions of the actor's own code are answered.
+task group. In a process of its own an idle actor begins a call as its message arrives, without a turn of the loop in
+between; where the call has to wait for something, the mailbox task goes on with it. Nothing that a message contains can
+end the loop of this task: bytes that are not a message are counted, arguments of another type and exceptions of the
+actor's own code are answered.
 """
 
 import asyncio
+import contextvars
 import logging
 import os
 import time
+from asyncio.tasks import _enter_task, _leave_task  # public by asyncio's chapter on extending it
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,6 +20,7 @@ from typing import Any
 import msgspec
 
 from vla_rl.actors.actor import Actor, Endpoint, EndpointTable
+from vla_rl.actors.begun import BegunCall
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.remote_errors import report_of
@@ -52,6 +57,7 @@ class ActorServer:
         send: queues frames for the caller.
         mailbox: unanswered calls that the caller allows itself; more are no messages of a caller of ours.
         lag: sampler of this loop, reported on request.
+        at_once: whether `on_message`, called by the loop and by no task, begins calls itself while the actor is idle.
     """
 
     def __init__(
@@ -63,6 +69,8 @@ class ActorServer:
         send: Callable[[Frames], Any],
         mailbox: int,
         lag: LoopLag,
+        *,
+        at_once: bool,
     ) -> None:
         self._actor, self._table, self._codec, self._actor_id, self._send = actor, table, codec, actor_id, send
         self._lag, self._most_calls = lag, mailbox
@@ -72,14 +80,22 @@ class ActorServer:
         self._works: dict[int, _Work] = {}
         self._wake: asyncio.Future[None] | None = None
         self._group: asyncio.TaskGroup | None = None
+        self._loop = asyncio.get_running_loop()
+        self._context: contextvars.Context | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._at_once, self._is_idle = at_once, False
+        self._begun: tuple[_Work, BegunCall] | None = None
+        self._worked_s = 0.0
         self.num_rejected = 0
 
     async def serve(self) -> None:
         """Start the actor, work until STOP, stop the actor. Raises: what `on_start` raises."""
         await self._actor.on_start()
         self._answer(Kind.READY, 0, Birth(os.getpid()))
+        self._context = contextvars.copy_context()
         async with asyncio.TaskGroup() as self._group:
-            await self._work_through_mailbox()
+            self._task = self._group.create_task(self._work_through_mailbox(), name="mailbox", context=self._context)
+            await self._task
             for work in list(self._works.values()):
                 self._cancel(work)
         self._group = None
@@ -118,6 +134,8 @@ class ActorServer:
         work = self._works[call] = _Work(self._table.endpoints[index], call, frames)
         if work.endpoint.concurrent and self._group is not None:
             work.task = self._group.create_task(self._run(work), name=work.endpoint.label)
+        elif self._at_once and self._is_idle and not self._mailbox:
+            self._begin(work)
         else:
             self._mailbox.append(work)
             if len(self._mailbox) == 1:
@@ -145,19 +163,51 @@ class ActorServer:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
+    def _begin(self, work: _Work) -> None:
+        """Run a call to its end, or until it waits for something: then the mailbox task, in whose name it runs, goes on."""
+        task, context, loop = self._task, self._context, self._loop
+        assert task is not None
+        assert context is not None
+        self._is_idle = False
+        work.task = task
+        running = self._run(work)
+        began = time.perf_counter()
+        _enter_task(loop, task)
+        try:
+            waits_for = context.run(running.send, None)
+        except StopIteration:
+            self._worked_s += time.perf_counter() - began
+            self._is_idle = self._worked_s < _LONGEST_TURN_S
+            if not self._is_idle:
+                self._wake_up()  # the loop takes a turn; what comes until then is queued
+        except BaseException as error:  # the end of the process, e.g. SystemExit: for whoever awaits the task
+            self._begun = work, BegunCall(running, error=error)
+            self._wake_up()
+        else:
+            self._begun = work, BegunCall(running, waits_for)
+            self._wake_up()
+        finally:
+            _leave_task(loop, task)
+
     async def _work_through_mailbox(self) -> None:
-        mailbox, loop = self._mailbox, asyncio.get_running_loop()
+        mailbox = self._mailbox
         task = asyncio.current_task()
         assert task is not None
         turn_began = time.perf_counter()
         while True:
-            while not mailbox:
-                self._wake = loop.create_future()
-                await self._wake
+            while not mailbox and self._begun is None:
+                await self._until_woken()
                 turn_began = time.perf_counter()
-            work = mailbox.popleft()
-            if work is None:
+            if self._begun is not None:
+                (work, call), self._begun = self._begun, None
+                await call
+                if work.cancelled:
+                    task.uncancel()
+                continue
+            waiting = mailbox.popleft()
+            if waiting is None:
                 return
+            work = waiting
             if work.endpoint.concurrent and self._group is not None:  # came before the task group was there
                 work.task = self._group.create_task(self._run(work), name=work.endpoint.label)
                 continue
@@ -168,6 +218,19 @@ class ActorServer:
             if mailbox and time.perf_counter() - turn_began > _LONGEST_TURN_S:
                 await asyncio.sleep(0)
                 turn_began = time.perf_counter()
+
+    async def _until_woken(self) -> None:
+        """Wait for something to do. A cancellation that is meant for a call begun meanwhile goes there."""
+        self._wake = self._loop.create_future()
+        self._is_idle, self._worked_s = True, 0.0
+        try:
+            await self._wake
+        except asyncio.CancelledError as cancellation:
+            if self._begun is None:
+                raise
+            self._begun[1].cancellation = cancellation
+        finally:
+            self._is_idle = False
 
     async def _run(self, work: _Work) -> None:
         """Run one call to its answer. Lets a cancellation through only where the actor itself is being stopped."""

@@ -26,35 +26,21 @@ def create_arena(num_bytes: int) -> int:
     return fd
 
 
-class _Arena:
-    """One mapping, shared by its owner and by every lease on it; unmapped when the last of them is gone."""
+class SlotLease(np.ndarray):
+    """Keeps one slot from being written again: the base of the array that was received, and over the same memory."""
 
-    def __init__(self, fd: int) -> None:
-        self.size = os.fstat(fd).st_size
-        self.memory = mmap.mmap(fd, self.size)
-        self.bytes = np.frombuffer(self.memory, dtype=np.uint8)
-        self.states = self.memory  # item access on an mmap is the cheapest way to one byte
-        self.address: int = self.bytes.ctypes.data
-
-
-class SlotLease:
-    """Keeps one slot from being written again; NumPy holds it as the base of the array that was received."""
-
-    __slots__ = ("__array_interface__", "_arena", "_slot")
-
-    def __init__(self, arena: _Arena, slot: int, interface: dict[str, Any]) -> None:
-        self._arena: _Arena | None = arena
-        self._slot = slot
-        self.__array_interface__ = interface
+    __slots__ = ("_slot", "_states")
+    _states: mmap.mmap | None
+    _slot: int
 
     def release(self) -> None:
         """Give the slot back now; whoever still reads the array sees whatever is written next."""
-        arena, self._arena = self._arena, None
-        if arena is not None:
-            arena.states[self._slot] = _FREE
+        states = getattr(self, "_states", None)  # a view of a lease is none
+        if states is not None:
+            self._states = None
+            states[self._slot] = _FREE
 
-    def __del__(self) -> None:
-        self.release()
+    __del__ = release
 
 
 def release(array: np.ndarray) -> bool:
@@ -63,7 +49,7 @@ def release(array: np.ndarray) -> bool:
     The array must not be read afterwards. Rarely needed: dropping the array does the same.
     """
     base: Any = array
-    while isinstance(base, np.ndarray):
+    while isinstance(base, np.ndarray) and not isinstance(base, SlotLease):
         base = base.base
     if not isinstance(base, SlotLease):
         return False
@@ -75,8 +61,9 @@ class SlotWriter:
     """The writing end of an arena. Slots grow in powers of two and are used again for arrays of like size."""
 
     def __init__(self, fd: int) -> None:
-        self._arena = _Arena(fd)
-        self._slots: list[tuple[int, int]] = []
+        self._size = os.fstat(fd).st_size
+        self._memory = mmap.mmap(fd, self._size)  # its first bytes are the states: the cheapest way to one of them
+        self._offsets: list[int] = []
         self._by_size: dict[int, list[int]] = {}
         self._end = _STATE_BYTES
 
@@ -85,35 +72,34 @@ class SlotWriter:
         slot = self._take(array.nbytes)
         if slot is None:
             return None
-        offset = self._slots[slot][0]
-        region = self._arena.bytes[offset : offset + array.nbytes]
-        np.copyto(region.view(array.dtype).reshape(array.shape), array)
+        offset = self._offsets[slot]
+        np.ndarray(array.shape, array.dtype, self._memory, offset)[...] = array
         return slot, offset
 
     def give_back(self, slot: int) -> None:
         """Free a slot whose message was never sent."""
-        self._arena.states[slot] = _FREE
+        self._memory[slot] = _FREE
 
     @property
     def num_taken(self) -> int:
         """Slots that are being read, or on their way."""
-        states = self._arena.states
-        return sum(states[slot] == _TAKEN for slot in range(len(self._slots)))
+        return self._memory[: len(self._offsets)].count(_TAKEN)
 
     def _take(self, num_bytes: int) -> int | None:
+        """The first free slot of that size, so that as little memory as possible stays in use, and in the caches."""
         size = max(_SMALLEST_SLOT, 1 << (num_bytes - 1).bit_length())
-        states = self._arena.states
-        same_size = self._by_size.setdefault(size, [])
-        for position, slot in enumerate(same_size):
+        states = self._memory
+        same_size = self._by_size.get(size)
+        if same_size is None:
+            same_size = self._by_size[size] = []
+        for slot in same_size:
             if states[slot] == _FREE:
                 states[slot] = _TAKEN
-                if position:  # the next search begins behind this one
-                    same_size.append(same_size.pop(position))
                 return slot
-        if self._end + size > self._arena.size or len(self._slots) == _STATE_BYTES:
+        if self._end + size > self._size or len(self._offsets) == _STATE_BYTES:
             return None
-        slot = len(self._slots)
-        self._slots.append((self._end, size))
+        slot = len(self._offsets)
+        self._offsets.append(self._end)
         self._end += size
         same_size.append(slot)
         states[slot] = _TAKEN
@@ -121,19 +107,18 @@ class SlotWriter:
 
 
 class SlotReader:
-    """The reading end of an arena."""
+    """The reading end of an arena: it may write the states, and nothing else."""
 
     def __init__(self, fd: int) -> None:
-        self._arena = _Arena(fd)
+        self._size = os.fstat(fd).st_size
+        self._states = mmap.mmap(fd, _STATE_BYTES)
+        self._memory = mmap.mmap(fd, self._size, prot=mmap.PROT_READ)
 
-    def read(self, slot: int, offset: int, dtype: str, shape: tuple[int, ...], num_bytes: int) -> np.ndarray:
+    def read(self, slot: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> np.ndarray:
         """A read-only array in place. Raises: MalformedMessage where it would lie outside the arena."""
-        if not (0 <= slot < _STATE_BYTES and _STATE_BYTES <= offset <= offset + num_bytes <= self._arena.size):
+        if not (0 <= slot < _STATE_BYTES and _STATE_BYTES <= offset <= offset + num_bytes <= self._size):
             raise MalformedMessage(f"slot {slot} at {offset} with {num_bytes} bytes is outside the shared memory.")
-        interface = {
-            "shape": shape,
-            "typestr": dtype,
-            "data": (self._arena.address + offset, True),
-            "version": 3,
-        }
-        return np.asarray(SlotLease(self._arena, slot, interface))
+        lease = SlotLease(shape, dtype, self._memory, offset)
+        lease._slot, lease._states = slot, self._states
+        array: np.ndarray = lease.view(np.ndarray)
+        return array

@@ -50,6 +50,7 @@ class Supervisor:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()
         self._stopping = False
+        self._last_words: tuple[str, ...] = ()
         self._restarting: asyncio.Task[None] | None = None
 
     @property
@@ -62,21 +63,26 @@ class Supervisor:
 
         Raises: what its constructor or `on_start` raised; ActorDied; TimeoutError.
         """
+        limit = asyncio.timeout(self._start_timeout_s)
         self._ready = asyncio.get_running_loop().create_future()
         self._ended.clear()
         channel = self._channel = self._launch_channel(self._on_first_words, self._on_end)
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with limit:
                 await self._ready
         except BaseException as error:
             channel.kill()
             await channel.until_gone()
-            if isinstance(error, TimeoutError) and self._ready.cancelled():
-                raise TimeoutError(
-                    f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s; "
-                    f"raise start_timeout_s if its constructor needs longer."
-                ) from None
+            if isinstance(error, TimeoutError) and limit.expired():  # else it is the actor's own
+                raise TimeoutError(self._describe_slow_start()) from None
             raise
+
+    def _describe_slow_start(self) -> str:
+        words = "".join(f"\n    {line}" for line in self._last_words)
+        return (
+            f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s and was killed; raise "
+            f"start_timeout_s if its constructor needs longer" + (f"; its last words:{words}" if words else ".")
+        )
 
     async def run(self) -> None:
         """Replace the actor whenever it ends, until it is stopped. Raises: ActorDied past the policy's limit."""
@@ -175,7 +181,7 @@ class Supervisor:
         channel.send(args)
 
     def _on_end(self, death: Death) -> None:
-        self._channel = None
+        self._channel, self._last_words = None, death.last_words
         if not self._ready.done():
             self._ready.set_exception(ActorDied(self.client.name, death.pid, death.cause, death.last_words))
             return

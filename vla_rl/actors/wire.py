@@ -111,6 +111,7 @@ def num_frames_after(head: Any) -> int:
     return _NUM_FRAMES.unpack_from(head, 4)[0] if len(head) >= ENVELOPE_SIZE and head[0] == MAGIC else 0
 
 
+BATCH_KIND = int(Kind.BATCH)
 _LENGTH = struct.Struct("<I")
 _BATCH_HEAD = ENVELOPE.pack(MAGIC, Kind.BATCH, 0, 0, 0, 0)
 

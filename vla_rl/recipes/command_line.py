@@ -1,7 +1,7 @@
 """The command line that every recipe has: its own configuration, field by field, and what to do with it.
 
 python -m vla_rl.recipes.srpo_libero --help                         every option, with what it means
-python -m vla_rl.recipes.srpo_libero --config my.toml --updates 20   a file, then the command line on top of it
+python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, then the command line on top of it
 python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved configuration and plan; nothing starts
 """
 

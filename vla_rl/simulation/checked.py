@@ -93,9 +93,10 @@ class CheckedEnv:
         observation, info = self._valid("step", observation), self._valid_info("step", info)
         if not isinstance(reward, (float, int, np.number)) or not math.isfinite(reward):
             raise self._broken("step", f"reward {spell(reward)}, expected a finite number")
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, (bool, np.bool_)):
-                raise self._broken("step", f"{name} {spell(flag)}, expected a bool")
+        if not isinstance(terminated, (bool, np.bool_)):
+            raise self._broken("step", f"terminated {spell(terminated)}, expected a bool")
+        if not isinstance(truncated, (bool, np.bool_)):
+            raise self._broken("step", f"truncated {spell(truncated)}, expected a bool")
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     def step_chunk(self, actions: np.ndarray, render_every_row: bool = False) -> ChunkOutcome:
@@ -162,6 +163,8 @@ class CheckedEnv:
     def _valid_info(self, method: str, info: Any) -> Info:
         if not isinstance(info, dict):
             raise self._broken(method, f"info {spell(info)}, expected a dict")
+        if not info:
+            return {}
         try:
             plain: Info = as_plain(info, "info")
         except TypeError as error:

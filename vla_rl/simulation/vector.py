@@ -1,7 +1,7 @@
 """A gymnasium vector environment over simulator processes, for training loops that know nothing of asyncio."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import gymnasium
@@ -9,12 +9,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
+from vla_rl.actors import begin
 from vla_rl.simulation.actions import ActionGate
 from vla_rl.simulation.batch import ObservationBatch
 from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.loop_thread import LoopThread
 from vla_rl.simulation.process import SimulatorProcess
 from vla_rl.simulation.spaces import build_space
+from vla_rl.simulation.worker import EnvWorker
 from vla_rl.types import EnvSpec
 
 _T = TypeVar("_T")
@@ -162,14 +164,22 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return info
 
     async def _step_all(self, rows: list[Any]) -> list[_Answer]:
-        return await _all(self._step_one(index, row) for index, row in enumerate(rows))
+        """All actions leave at once. Where nobody is reset the answers are taken in order, which costs no task each."""
+        calls = [
+            None if row is None else begin(process.worker, EnvWorker.step, row)
+            for process, row in zip(self._processes, rows, strict=True)
+        ]
+        steps = (self._step_one(index, call) for index, call in enumerate(calls))
+        if None in calls or self.autoreset_mode is AutoresetMode.SAME_STEP:
+            return await _all(steps)
+        return await _each(steps)
 
-    async def _step_one(self, index: int, action: Any) -> _Answer:
-        """One control step of one environment; None instead of an action begins its next episode."""
-        if action is None:
+    async def _step_one(self, index: int, call: Awaitable[Any] | None) -> _Answer:
+        """One control step of one environment; None instead of a call begins its next episode."""
+        if call is None:
             return 0.0, False, False, await self._reset_one(index, None, None), None
         process = self._processes[index]
-        observation, reward, terminated, truncated, info = await process.ask(process.worker.step(action))
+        observation, reward, terminated, truncated, info = await process.ask(call)
         if self.autoreset_mode is AutoresetMode.SAME_STEP and (terminated or truncated):
             final = {"final_obs": _owned(observation), "final_info": info}
             return reward, terminated, truncated, await self._reset_one(index, None, None), final
@@ -213,6 +223,19 @@ async def _all(coroutines: Iterator[Any]) -> list[Any]:
     for result in results:
         if isinstance(result, BaseException):
             raise result
+    return results
+
+
+async def _each(coroutines: Iterator[Any]) -> list[Any]:
+    """The same, one after the other: for coroutines that wait for what is on its way already."""
+    results, failure = [], None
+    for coroutine in coroutines:
+        try:
+            results.append(await coroutine)
+        except Exception as error:  # raised below, when all have ended
+            failure = failure or error
+    if failure is not None:
+        raise failure
     return results
 
 

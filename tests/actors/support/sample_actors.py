@@ -1,6 +1,7 @@
 """Actors that the tests spawn; importable by child processes and hosts."""
 
 import asyncio
+import contextvars
 import os
 import sys
 import time
@@ -213,3 +214,55 @@ class WritesOnStop(Actor):
 
     async def ping(self) -> None:
         """Answer."""
+
+
+_CALL_NAME: contextvars.ContextVar[str] = contextvars.ContextVar("call_name")
+
+
+class Waiter(Actor):
+    """Waits in its endpoints for what a call waits for: a turn, a time, another task, a gate."""
+
+    def __init__(self) -> None:
+        self._gate = asyncio.Event()
+        self.was_cancelled = False
+
+    async def give_up_at_once(self) -> str:
+        """A timeout that has passed before the first wait."""
+        try:
+            async with asyncio.timeout(0):
+                await self._gate.wait()
+        except TimeoutError:
+            return "timed out"
+        return "open"
+
+    async def same_task_and_context(self) -> bool:
+        """Whether what holds before a wait holds behind it."""
+        before = asyncio.current_task()
+        _CALL_NAME.set("mine")
+        await asyncio.sleep(0)
+        return asyncio.current_task() is before and _CALL_NAME.get() == "mine"
+
+    async def wait_for_gate(self) -> None:
+        """Waits for ever, and notes its cancellation."""
+        try:
+            await self._gate.wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+
+    async def noted_cancellation(self) -> bool:
+        """Whether it did."""
+        return self.was_cancelled
+
+    async def hold_up(self, seconds: float) -> float:
+        """Work without a wait; when it was done."""
+        time.sleep(seconds)  # noqa: ASYNC251  as a simulator does
+        return time.monotonic()
+
+
+class SlowToStart(Actor):
+    """Says something and is never ready."""
+
+    async def on_start(self) -> None:
+        print("still loading the weights", file=sys.stderr, flush=True)
+        await asyncio.Event().wait()
