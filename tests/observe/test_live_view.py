@@ -47,7 +47,7 @@ def test_the_table_shows_nodes_and_the_longest_waits(make_trajectory) -> None:
     text = shown(live_table(played(make_trajectory).snapshot(), waits, now_s=110.0))
     assert "1/4" in text
     assert "success 25%" in text
-    assert "last update: bounded by rollout, 12.5 of 15.8 s" in text
+    assert "bounded by rollout, 12.5 of 15.8 s" in text
     assert "12.50 s" in text
     assert "3.25 s" in text
     assert "episode 0 waits for env-0 since 10.0 s" in text

@@ -90,7 +90,7 @@ def live_table(snapshot: Snapshot, waits: Sequence[Wait], now_s: float) -> Group
     figures.add_row("env steps/s", f"{snapshot.env_steps_per_s:,.1f}", f"policy busy {busy}")
     parts: list[Table | Text] = [figures]
     if snapshot.critical_path:
-        parts.append(Text(f"last update: {snapshot.critical_path}", style="bold"))
+        parts.append(Text(snapshot.critical_path, style="bold"))
     if snapshot.node_seconds:
         parts.append(_node_table(snapshot))
     for wait in waits[:MAX_WAITS]:
