@@ -267,3 +267,12 @@ def test_a_kill_at_every_step_of_saving_leaves_a_checkpoint_that_loads(tmp_path:
 def test_the_header_is_plain_json(tmp_path: Path) -> None:
     folder = asyncio.run(save_checkpoint(tmp_path, state_of(12), {}))
     assert msgspec.json.decode((folder / "checkpoint.json").read_bytes()) == {"format": 1, "weight_version": 12}
+
+
+async def test_whoever_may_read_a_new_file_may_read_a_checkpoint(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+    async with asyncio.timeout(30):
+        folder = await save_checkpoint(tmp_path, state_of(1), {"cursor": 3})
+    modes = {path.stat().st_mode for path in folder.rglob("*") if path.is_file()}
+    assert modes == {plain.stat().st_mode}

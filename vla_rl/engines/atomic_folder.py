@@ -47,7 +47,11 @@ class FolderWriter:
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write one safetensors file, streamed from where the tensors lie."""
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self._path(name), {"format": "pt"})
+        path = self._path(name)
+        path.touch()  # with the permissions of any new file; safetensors would let nobody else read it
+        permissions = path.stat().st_mode
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, {"format": "pt"})
+        path.chmod(permissions)
 
     def _path(self, name: str) -> Path:
         path = self._folder / name
