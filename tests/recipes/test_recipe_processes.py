@@ -44,12 +44,26 @@ async def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) 
     (run,) = tmp_path.iterdir()
     checkpoint = latest_checkpoint(run / "checkpoints")
     assert checkpoint is not None
-    reached = int(checkpoint.name.removeprefix("update-"))
+    reached = int(checkpoint.name.split("-")[1])
     assert reached >= 2
 
     done = run_recipe(tmp_path, "--resume", str(run), "--run.updates", str(reached + 1))
     assert done.returncode == 0, done.stderr
     assert f"update {reached + 1}/{reached + 1}" in done.stdout
+
+
+@pytest.mark.timeout(200)
+async def test_ctrl_c_before_the_first_update_leaves_a_run_that_can_be_resumed_too(tmp_path: Path) -> None:
+    process = start_recipe(tmp_path, "--run.updates", "500")
+    until_line(process, "starting 2 simulators")
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    await until_gone(process.pid)
+    (run,) = tmp_path.iterdir()
+    done = run_recipe(tmp_path, "--resume", str(run), "--run.updates", "1")
+    assert done.returncode == 0, done.stderr
+    assert "update 1/1" in done.stdout
 
 
 async def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:

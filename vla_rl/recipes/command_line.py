@@ -8,6 +8,7 @@ python -m vla_rl.recipes.srpo_libero --dry-run                       the resolve
 import argparse
 import asyncio
 import dataclasses
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
@@ -93,6 +94,9 @@ def run_recipe(
         command = parse_command(launch_type, config_type, description)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(main(command))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

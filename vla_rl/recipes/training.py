@@ -150,8 +150,8 @@ class TrainingRun:
     async def execute(self, run: RunDirectory, checkpoint: Checkpoint | None = None) -> Outcome:
         """Make the updates, leave everything in `run`; from `checkpoint` where there is one. Once only."""
         self._run, self._videos = run, VideoRecorder(run.videos, self._config.run.videos_every)
-        print(f"run {run.path}: starting {self._pool.num_envs} simulators", flush=True)
         with Watchdog(stall_after_s=self._config.run.stall_warning_s), StopSignal() as stop:
+            print(f"run {run.path}: starting {self._pool.num_envs} simulators", flush=True)
             async with self._runtime, self._lane:
                 if checkpoint is not None:
                     await self._learner.restore(checkpoint.state)
@@ -160,7 +160,8 @@ class TrainingRun:
                     await stop.unless_asked(self._make_updates(run))
                 finally:
                     await asyncio.to_thread(self._videos.close)
-                if self._saved_version != self._scheduler.version:
+                # stopped early, episodes were played since the last checkpoint, or there is none yet
+                if stop.is_asked or self._saved_version != self._scheduler.version:
                     await self._save(await self._snapshot())
         progress, ledger = self._progress.snapshot(), self._scheduler.state().ledger
         print_summary(progress, ledger.filtered, ledger.dropped)
