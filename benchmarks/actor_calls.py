@@ -5,6 +5,8 @@
     latency_vs_zmq, latency_vs_ray   our median time of one call at a time, over theirs
     rate64_vs_zmq, rate64_vs_ray     our calls per second with 64 in flight, over theirs
     cpu64_vs_zmq                     our CPU time per call with 64 in flight, parent and child together, over theirs
+    uvloop_floor_vs_zmq              the same two sockets, the caller's driven by uvloop: its median time, over theirs
+    latency_vs_uvloop_floor          ours over that: what types, deadlines, cancellation and liveness cost
 
 Raw ZeroMQ is a pair of blocking DEALER sockets over ipc in two processes that send the same bytes without meaning; ours
 carries types, deadlines, cancellation and liveness. All take turns, round after round.
@@ -18,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -128,27 +131,27 @@ class RawZeroMQ:
 
     def __enter__(self) -> Self:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.RCVTIMEO, 30_000)
-        self._socket.bind(self._address)
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.RCVTIMEO, 30_000)
+        self.socket.bind(self._address)
         self._peer = multiprocessing.get_context("spawn").Process(target=_echo, args=(self._address,), daemon=True)
         self._peer.start()
         assert self._peer.pid is not None
-        self._socket.send(b"x" * 56)
-        self._socket.recv()
+        self.socket.send(b"x" * 56)
+        self.socket.recv()
         self._clock = CpuClock(self._peer.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.send(b"")
+        self.socket.send(b"")
         self._peer.join()
-        self._socket.close(linger=0)
+        self.socket.close(linger=0)
         self._context.term()
         self._folder.cleanup()
 
     def latency_us(self, calls: int = 3000) -> float:
         """Median of one call at a time."""
-        socket, message, times = self._socket, b"x" * 56, []
+        socket, message, times = self.socket, b"x" * 56, []
         for _ in range(calls):
             began = time.perf_counter()
             socket.send(message)
@@ -158,7 +161,7 @@ class RawZeroMQ:
 
     def rate(self, calls: int = 100_000) -> float:
         """Calls per second with 64 in flight."""
-        socket, message = self._socket, b"x" * 56
+        socket, message = self.socket, b"x" * 56
         cpu, began = self._clock.read_s(), time.perf_counter()
         for _ in range(IN_FLIGHT):
             socket.send(message)
@@ -170,6 +173,49 @@ class RawZeroMQ:
         rate = calls / (time.perf_counter() - began)
         self.cpu_us.append((self._clock.read_s() - cpu) / calls * 1e6)
         return rate
+
+
+class BareUvloop:
+    """The caller's socket on uvloop by its descriptor, one future for each message; the other end as with raw ZeroMQ.
+
+    What any caller with an event loop pays, before it knows what a call is.
+    """
+
+    def __init__(self) -> None:
+        self._raw = RawZeroMQ()
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+    def __enter__(self) -> Self:
+        self._raw.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._runner.close()
+        self._raw.__exit__(*error)
+
+    def latency_us(self, calls: int = 3000) -> float:
+        """Median of one message at a time."""
+        return self._runner.run(self._one_at_a_time(calls))
+
+    async def _one_at_a_time(self, calls: int) -> float:
+        loop, socket, message, times = asyncio.get_running_loop(), self._raw.socket, b"x" * 56, []
+        answer: asyncio.Future[bytes] = loop.create_future()
+
+        def look() -> None:
+            if not answer.done() and int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                answer.set_result(socket.recv(zmq.NOBLOCK))
+
+        descriptor = int(socket.getsockopt(zmq.FD))
+        loop.add_reader(descriptor, look)
+        for _ in range(calls):
+            answer = loop.create_future()
+            began = time.perf_counter()
+            socket.send(message)
+            loop.call_soon(look)  # sending may have swallowed the announcement
+            await answer
+            times.append(time.perf_counter() - began)
+        loop.remove_reader(descriptor)
+        return statistics.median(times) * 1e6
 
 
 def _echo(address: str) -> None:
@@ -236,17 +282,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--without-ray", action="store_true", help="leave out the slow peer")
     options = parser.parse_args()
-    if options.without_ray:
-        with Ours() as ours, RawZeroMQ() as raw:
-            _report(_measure(ours, raw, None, options.rounds), ours, raw)
-    else:
-        with Ray() as ray, Ours() as ours, RawZeroMQ() as raw:
-            _report(_measure(ours, raw, ray, options.rounds), ours, raw)
+    with ExitStack() as stack:
+        ray = None if options.without_ray else stack.enter_context(Ray())
+        ours, raw, bare = (
+            stack.enter_context(Ours()),
+            stack.enter_context(RawZeroMQ()),
+            stack.enter_context(BareUvloop()),
+        )
+        _report(_measure(ours, raw, bare, ray, options.rounds), ours, raw)
 
 
-def _measure(ours: Ours, raw: RawZeroMQ, ray: Ray | None, rounds: int) -> dict[str, float]:
+def _measure(ours: Ours, raw: RawZeroMQ, bare: BareUvloop, ray: Ray | None, rounds: int) -> dict[str, float]:
     ways: dict[str, Callable[[], float]] = {
         "zmq latency us": raw.latency_us,
+        "uvloop floor latency us": bare.latency_us,
         "our latency us": ours.latency_us,
         "zmq rate64": raw.rate,
         "our rate64": ours.rate,
@@ -262,6 +311,8 @@ def _report(medians: dict[str, float], ours: Ours, raw: RawZeroMQ) -> None:
         "latency_vs_zmq": medians["our latency us"] / medians["zmq latency us"],
         "rate64_vs_zmq": medians["our rate64"] / medians["zmq rate64"],
         "cpu64_vs_zmq": our_cpu / zmq_cpu,
+        "uvloop_floor_vs_zmq": medians["uvloop floor latency us"] / medians["zmq latency us"],
+        "latency_vs_uvloop_floor": medians["our latency us"] / medians["uvloop floor latency us"],
     }
     if "ray latency us" in medians:
         figures["latency_vs_ray"] = medians["our latency us"] / medians["ray latency us"]

@@ -9,6 +9,7 @@ import pytest
 from sample_actors import Counter
 
 from vla_rl.actors import ChildProcess, Runtime, release
+from vla_rl.actors.blocks import new_block
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.slots import SlotReader, SlotWriter, create_arena
 from vla_rl.actors.wire import Kind, MalformedMessage
@@ -97,9 +98,9 @@ def test_a_message_of_another_type_gives_its_slots_back(codecs: tuple[Codec, Cod
 
 def test_a_slot_outside_the_arena_is_refused(arena: tuple[SlotWriter, SlotReader]) -> None:
     with pytest.raises(MalformedMessage, match="outside the shared memory"):
-        arena[1].read(0, (1 << 20) + 4000, "|u1", (200,), 200)
+        arena[1].place(0, (1 << 20) + 4000, "|u1", (200,), 200)
     with pytest.raises(MalformedMessage, match="outside the shared memory"):
-        arena[1].read(9999, 4096, "|u1", (200,), 200)
+        arena[1].place(9999, 4096, "|u1", (200,), 200)
 
 
 def test_a_view_outlives_the_codec_that_made_it(codecs: tuple[Codec, Codec]) -> None:
@@ -151,3 +152,45 @@ async def test_a_held_array_survives_the_death_of_its_sender() -> None:
         array = await counter.echo_array(FRAME)
         await runtime.kill(counter)
         assert np.array_equal(array, FRAME)
+
+
+def test_a_block_arrives_without_a_copy_and_its_slot_is_used_again(arena: tuple[SlotWriter, SlotReader]) -> None:
+    writer, reader = arena
+    sender, receiver = Codec(slots_out=writer), Codec(slots_in=reader)
+    block = writer.take_block(len(FRAME))
+    assert block is not None
+    block.array[:] = FRAME
+    array = receiver.decode(receiver.decoder(np.ndarray), send(sender, block))
+    assert np.array_equal(array, FRAME)
+    assert not array.flags.writeable
+    block.array[0] = 77  # nobody does this after sending; it shows that both look at the same bytes
+    assert array[0] == 77
+    assert sender.num_slots_taken == 1
+    assert writer.take_block(len(FRAME)) is not block
+    del array
+    assert sender.num_slots_taken == 1  # the second block, which was not sent
+    assert writer.take_block(len(FRAME)) is block
+
+
+def test_a_block_in_a_message_that_cannot_be_encoded_is_given_back(arena: tuple[SlotWriter, SlotReader]) -> None:
+    sender = Codec(slots_out=arena[0])
+    with pytest.raises(TypeError, match="cannot be sent"):
+        send(sender, [arena[0].take_block(100_000), object()])
+    assert sender.num_slots_taken == 0
+
+
+def test_without_shared_memory_a_block_is_an_array_like_any_other() -> None:
+    block = new_block(5)
+    block.array[:] = 3
+    codec = Codec()
+    assert codec.decode(codec.decoder(np.ndarray), send(codec, block)).tolist() == [3] * 5
+
+
+def test_a_slot_that_is_known_is_still_leased_anew_for_each_message(arena: tuple[SlotWriter, SlotReader]) -> None:
+    sender, receiver = Codec(slots_out=arena[0]), Codec(slots_in=arena[1])
+    for number in range(5):
+        array = receiver.decode(receiver.decoder(np.ndarray), send(sender, np.full(20_000, number, np.uint8)))
+        assert array.tolist() == [number] * 20_000
+        assert sender.num_slots_taken == 1
+        del array
+        assert sender.num_slots_taken == 0

@@ -28,6 +28,7 @@ from sample_actors import (  # noqa: E402
 
 from vla_rl.actors import (  # noqa: E402
     ChildProcess,
+    ForkServer,
     InLoop,
     Placement,
     RemoteHost,
@@ -65,12 +66,14 @@ def remote_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteHost
         assert server.wait(timeout=20) == 0
 
 
-@pytest.fixture(params=["in_loop", "child_process", "remote_host"])
+@pytest.fixture(params=["in_loop", "child_process", "fork_server", "remote_host"])
 def placement(request: pytest.FixtureRequest) -> Placement:
     if request.param == "in_loop":
         return InLoop()
     if request.param == "child_process":
         return ChildProcess()
+    if request.param == "fork_server":
+        return ChildProcess(fork_from=ForkServer(imports=("sample_actors",)))
     host: RemoteHost = request.getfixturevalue("remote_host")
     return host
 

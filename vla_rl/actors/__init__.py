@@ -3,7 +3,16 @@
 from vla_rl.actors.actor import Actor, endpoint
 from vla_rl.actors.fanout import begin, call_all, call_any, call_as_completed, tell
 from vla_rl.actors.keys import make_keys, read_keys, read_public_key
-from vla_rl.actors.placement import ChildProcess, InLoop, KeyPair, Placement, RemoteHost, RestartPolicy
+from vla_rl.actors.placement import (
+    ChildProcess,
+    ForkServer,
+    InLoop,
+    KeyPair,
+    Placement,
+    PrepareHook,
+    RemoteHost,
+    RestartPolicy,
+)
 from vla_rl.actors.runtime import ActorInfo, Runtime
 from vla_rl.actors.slots import release
 from vla_rl.actors.waits import Wait, current_waits, note_progress, progress_counts, waiting
@@ -14,10 +23,12 @@ __all__ = [
     "Actor",
     "ActorInfo",
     "ChildProcess",
+    "ForkServer",
     "InLoop",
     "KeyPair",
     "LagReport",
     "Placement",
+    "PrepareHook",
     "RemoteHost",
     "RestartPolicy",
     "Runtime",

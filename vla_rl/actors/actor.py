@@ -79,6 +79,11 @@ class Endpoint:
     num_plain_args: int
     """Number of arguments with which a call needs no binding; -1 where it always does."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it answers once, in its turn, and takes its arguments by position."""
+        return self.num_plain_args >= 0 and not self.is_stream and not self.concurrent
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments in the order of the signature, defaults filled in. Raises: TypeError where they do not fit."""
         if not kwargs and len(args) == self.num_plain_args:

@@ -12,35 +12,36 @@ class BegunCall:
     """Awaiting it goes on where the coroutine stands, just as its own task would have.
 
     Args:
-        running: suspended after its first `send`, or ended by `error`.
+        running: suspended after its first `send`; None where it was ended by `error`.
         waits_for: what it gave to the loop: a future, or None for one turn.
         error: what ended it; raised again where this is awaited.
     """
 
     def __init__(
-        self, running: Coroutine[Any, Any, None], waits_for: Any = None, error: BaseException | None = None
+        self, running: Coroutine[Any, Any, Any] | None, waits_for: Any = None, error: BaseException | None = None
     ) -> None:
         self._running, self._waits_for, self._error = running, waits_for, error
         self.cancellation: asyncio.CancelledError | None = None
         """Came for the coroutine before it was awaited."""
 
-    def __await__(self) -> Generator[Any, Any, None]:
-        if self._error is not None:
-            raise self._error
+    def __await__(self) -> Generator[Any, Any, Any]:
+        running = self._running
+        if self._error is not None or running is None:
+            raise self._error or RuntimeError("a call that was begun has neither a coroutine nor an error.")
         waits_for, cancellation = self._waits_for, self.cancellation
         if cancellation is not None and (waits_for is None or not waits_for.cancel()):
-            step, value = self._running.throw, cancellation
+            step, value = running.throw, cancellation
         else:
-            step, value = yield from _outcome(self._running, waits_for)
+            step, value = yield from _outcome(running, waits_for)
         while True:
             try:
                 waits_for = step(value)
-            except StopIteration:
-                return
-            step, value = yield from _outcome(self._running, waits_for)
+            except StopIteration as done:
+                return done.value
+            step, value = yield from _outcome(running, waits_for)
 
 
-def _outcome(running: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, tuple[Any, Any]]:
+def _outcome(running: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, tuple[Any, Any]]:
     """Wait as the coroutine asks; how to go on with it."""
     try:
         value = yield waits_for

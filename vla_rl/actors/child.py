@@ -1,7 +1,7 @@
 """What runs in an actor's own process: `python -m vla_rl.actors.child NAME`, started by a runtime and by nobody else.
 
-The first words come from stdin, the class to build and its arguments from the socket. Ends with the actor, with the parent,
-or when the constructor fails, which the parent is told first.
+The first words come from stdin (in a forked child: from its fork server), the class to build and its arguments from the
+socket. Ends with the actor, with the parent, or when the constructor fails, which the parent is told first.
 """
 
 import asyncio
@@ -10,21 +10,21 @@ import importlib
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
-import uvloop
 import zmq
 
 from vla_rl.actors.actor import Actor, EndpointTable, table_of
-from vla_rl.actors.child_process import ChildSettings
+from vla_rl.actors.actor_loop import ActorLoop, WaitingSocket
+from vla_rl.actors.blocks import use_for_blocks
 from vla_rl.actors.codec import Codec
+from vla_rl.actors.fork_protocol import ChildSettings
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.parent_link import die_with_parent, name_process
 from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.slots import SlotReader, SlotWriter
-from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.wire import Birth, Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
 
 _LAST_WORDS_MS = 2000
@@ -36,10 +36,16 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     settings, pipe_fd = _read_settings()
     die_with_parent(settings.parent_pid, pipe_fd)
+    if settings.sys_path is not None:
+        sys.path[:] = settings.sys_path
+    live(settings)
+
+
+def live(settings: ChildSettings) -> NoReturn:
+    """Be the actor that the parent asks for over the socket, and exit with it."""
     name_process(settings.name)
-    sys.path[:] = settings.sys_path
     sys.argv = [settings.name]
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=ActorLoop) as runner:
         sys.exit(runner.run(_live(settings)))
 
 
@@ -65,7 +71,9 @@ def _read_exactly(fd: int, num_bytes: int) -> bytes:
 async def _live(settings: ChildSettings) -> int:
     codec = Codec()
     if settings.arena_in >= 0:
-        codec = Codec(SlotWriter(settings.arena_out), SlotReader(settings.arena_in))
+        slots_out = SlotWriter(settings.arena_out)
+        use_for_blocks(slots_out)
+        codec = Codec(slots_out, SlotReader(settings.arena_in))
         os.close(settings.arena_in)
         os.close(settings.arena_out)
     with zmq.Context() as context:
@@ -74,13 +82,15 @@ async def _live(settings: ChildSettings) -> int:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.connect(settings.endpoint)
         life = _Life(codec, settings.actor_id)
-        loop_socket = LoopSocket(socket, life.on_message, answers_at_once=True)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ActorLoop)
+        own_socket = loop.open_socket(socket, life.on_message)
         lag = LoopLag()
         try:
-            return await life.run(loop_socket, lag)
+            return await life.run(own_socket, lag)
         finally:
             lag.stop()
-            loop_socket.close(linger_ms=_LAST_WORDS_MS)
+            own_socket.close(linger_ms=_LAST_WORDS_MS)
 
 
 class _Life:
@@ -102,7 +112,7 @@ class _Life:
             if len(self._birth) == 2:
                 self._born.set_result(None)
 
-    async def run(self, socket: LoopSocket, lag: LoopLag) -> int:
+    async def run(self, socket: WaitingSocket, lag: LoopLag) -> int:
         """From the first hello to the end of the actor; 0, or 1 where it could not be built."""
         send = socket.send
         send(self._codec.encode(Kind.HELLO, 0, self._actor_id, 0, Birth(os.getpid()), "hello"))

@@ -21,13 +21,14 @@ from vla_rl.actors.mailbox import Mailbox
 from vla_rl.actors.pending import PendingCall, PendingStream
 from vla_rl.actors.remote_errors import ErrorReport, error_from
 from vla_rl.actors.waits import Wait
-from vla_rl.actors.wire import Frames, Kind, LagReport, MalformedMessage, unpack_envelope
+from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, Frames, Kind, LagReport, MalformedMessage
 from vla_rl.errors import ActorDied, ActorFrozen
 
 logger = logging.getLogger(__name__)
 
 # plain numbers: an enum's member costs a lookup in its class for each message
 _CALL, _RESULT, _ITEM = int(Kind.CALL), int(Kind.RESULT), int(Kind.ITEM)
+_unpack = ENVELOPE.unpack_from
 
 STREAM_WINDOW = 16
 """Items of a stream that may be on their way before the consumer has taken one."""
@@ -227,11 +228,14 @@ class ActorClient:
 
     def on_message(self, frames: Frames) -> None:
         """Take one message from the channel; never raises."""
+        head = frames[0]
         try:
-            kind, _, _, call = unpack_envelope(frames[0])
+            if len(head) < ENVELOPE_SIZE:
+                raise MalformedMessage(f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}.")
+            magic, kind, _, _, _, call = _unpack(head)
             pending = self._pending.get(call)
-            if pending is None or self._channel is None:
-                raise MalformedMessage(f"answer to call {call}, which nobody made.")
+            if magic != MAGIC or pending is None or self._channel is None:
+                raise MalformedMessage(f"answer to call {call}, which nobody made, or no message at all.")
             if kind == _ITEM:
                 self._take_item(call, pending, frames)
             else:
@@ -278,7 +282,7 @@ class ActorClient:
         self._pending[call] = pending
         channel.send(frames)
         pending.deadline_s = endpoint.deadline_s or self._deadline_s
-        if pending.deadline_s is not None:
+        if pending.deadline_s is not None and pending.since + pending.deadline_s < self._deadlines.next_look:
             self._deadlines.expect_by(pending.since + pending.deadline_s)
         return call
 
@@ -322,7 +326,8 @@ class ActorClient:
             return
         try:
             if kind == _RESULT:
-                pending.succeed(codec.decode(pending.decoder, frames))
+                pending.future.set_result(codec.decode(pending.decoder, frames))
+                pending.notify()
             elif kind == Kind.END:
                 pending.succeed(None)
             elif kind == Kind.ERROR:

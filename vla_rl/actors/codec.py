@@ -18,12 +18,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vla_rl.actors.slots import SlotReader, SlotWriter
+from vla_rl.actors.blocks import PlainBlock
+from vla_rl.actors.slots import SharedBlock, SlotLease, SlotReader, SlotWriter
 from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, MAX_FRAMES, MAX_MESSAGE_BYTES, Frames, MalformedMessage
 
 INLINE_BELOW = 4096
 SLOT_FROM = 16384
 _INLINE, _FRAME, _SLOT = 1, 2, 3
+_MOST_KNOWN_SLOTS = 1024
 _META = struct.Struct("<HBB")
 _FRAME_REF = struct.Struct("<I")
 _SLOT_REF = struct.Struct("<IQ")
@@ -46,6 +48,7 @@ class Codec:
         self._slots_taken: list[int] = []
         self._frames_in: Frames = ()
         self._views: dict[int, np.ndarray] = {}
+        self._known_slots: dict[bytes, tuple[int, SlotLease]] = {}
         self._any = self.decoder(Any)
 
     @property
@@ -125,6 +128,11 @@ class Codec:
     def _encode_special(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return self._encode_array(value)
+        if isinstance(value, SharedBlock):
+            self._slots_taken.append(value.slot)
+            return _block_reference(value)
+        if isinstance(value, PlainBlock):
+            return self._encode_array(value.array)
         if isinstance(value, np.generic):
             return value.item()
         kind = type(value)
@@ -152,12 +160,19 @@ class Codec:
         return msgspec.msgpack.Ext(_FRAME, meta + _FRAME_REF.pack(len(self._frames_out)))
 
     def _decode_array(self, code: int, data: memoryview) -> np.ndarray:
+        if code == _SLOT and self._slots_in is not None and (known := self._known_slots.get(bytes(data))) is not None:
+            slot, place = known
+            view = self._views.get(slot)
+            if view is None:
+                view = self._views[slot] = self._slots_in.lease(place, slot)
+            return view
         if len(data) < _META.size:
             raise MalformedMessage("array without a description.")
         end = data[0] | data[1] << 8
         dtype, shape, num_bytes = _known_meta(bytes(data[:end]))
         if code == _SLOT:
-            return self._slot(data[end:], dtype, shape, num_bytes)
+            self._learn_slot(data, end, dtype, shape, num_bytes)
+            return self._decode_array(code, data)
         if code == _INLINE:
             raw: Any = bytes(data[end:])
         elif code == _FRAME:
@@ -176,14 +191,24 @@ class Codec:
             raise MalformedMessage(f"array in frame {number} of a message with {len(self._frames_in)} frames.")
         return self._frames_in[number]
 
-    def _slot(self, rest: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> np.ndarray:
-        if self._slots_in is None or len(rest) != _SLOT_REF.size:
+    def _learn_slot(
+        self, data: memoryview, end: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int
+    ) -> None:
+        """Note what such bytes mean: the same few come again and again."""
+        if self._slots_in is None or len(data) - end != _SLOT_REF.size:
             raise MalformedMessage("array in a slot, on a link without shared memory.")
-        slot, offset = _SLOT_REF.unpack(rest)
-        view = self._views.get(slot)
-        if view is None:
-            view = self._views[slot] = self._slots_in.read(slot, offset, dtype, shape, num_bytes)
-        return view
+        slot, offset = _SLOT_REF.unpack(data[end:])
+        place = self._slots_in.place(slot, offset, dtype, shape, num_bytes)
+        if len(self._known_slots) == _MOST_KNOWN_SLOTS:
+            self._known_slots.clear()
+        self._known_slots[bytes(data)] = slot, place
+
+
+@lru_cache(maxsize=1024)
+def _block_reference(block: SharedBlock) -> msgspec.msgpack.Ext:
+    """How such a block is spoken of; the same each time."""
+    meta, _ = _array_meta(block.array.dtype, block.array.shape)
+    return msgspec.msgpack.Ext(_SLOT, meta + _SLOT_REF.pack(block.slot, block.offset))
 
 
 @lru_cache(maxsize=1024)

@@ -1,6 +1,7 @@
 """Finds the call that an actor should have answered by now, with one timer for all of its calls."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -30,17 +31,18 @@ class DeadlineWatch:
         self._calls, self._poll, self._on_overdue = calls, poll, on_overdue
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due = 0.0
+        self.next_look = math.inf
+        """When the calls are looked at next (time.monotonic seconds); `expect_by` matters before that."""
         self.answered_at = 0.0
         """When the actor last answered a call (time.monotonic seconds); its owner writes this."""
 
     def expect_by(self, due: float) -> None:
         """Have the calls looked at at `due`, or earlier."""
+        if self.next_look <= due:
+            return
         if self._timer is not None:
-            if self._timer_due <= due:
-                return
             self._timer.cancel()
-        self._timer_due = due
+        self.next_look = due
         self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._check)
 
     def stop(self) -> None:
@@ -48,6 +50,7 @@ class DeadlineWatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.next_look = math.inf
 
     def _check(self, confirmed: bool = False) -> None:
         """Tell of an overdue call; otherwise look again when one may be.
@@ -55,7 +58,7 @@ class DeadlineWatch:
         Our own loop may have been busy for longer than the deadline, with the answer waiting in the socket: look there
         first, and let the loop take a turn before the actor is called frozen.
         """
-        self._timer = None
+        self._timer, self.next_look = None, math.inf
         self._poll()
         now = time.monotonic()
         due, overdue = self._next_due(now)
@@ -65,7 +68,7 @@ class DeadlineWatch:
         elif confirmed:
             self._on_overdue(overdue)
         else:
-            self._timer_due = now
+            self.next_look = now
             self._timer = self._loop.call_later(_CONFIRM_AFTER_S, self._check, True)
 
     def _next_due(self, now: float) -> tuple[float, PendingCall | None]:

@@ -1,12 +1,18 @@
-"""How a child dies with its parent, whatever kills it: the kernel's parent-death signal, and a pipe as a second rope."""
+"""How a child dies with its parent, whatever kills it: the kernel's parent-death signal, and a pipe as a second rope.
+
+A forked child's parent is its fork server, whose end it may survive; its rope is a pipe of which the kernel makes SIGKILL.
+"""
 
 import ctypes
+import fcntl
 import os
+import select
 import signal
 import threading
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_F_SETSIG = 10  # F_SETSIG, for which Python has no name before 3.13
 
 
 def die_with_parent(parent_pid: int, pipe_fd: int) -> None:
@@ -14,12 +20,29 @@ def die_with_parent(parent_pid: int, pipe_fd: int) -> None:
 
     Both work while this process's loop is blocked. A parent that died before we asked is noticed too.
     """
+    die_with_parent_only(parent_pid)
+    threading.Thread(target=_exit_at_end_of, args=(pipe_fd,), name="parent-watch", daemon=True).start()
+
+
+def die_with_parent_only(parent_pid: int) -> None:
+    """The same by the signal alone, for a process that may have no second thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         os._exit(1)
-    threading.Thread(target=_exit_at_end_of, args=(pipe_fd,), name="parent-watch", daemon=True).start()
+
+
+def die_with_pipe(pipe_fd: int) -> None:
+    """Ask for SIGKILL when the other end of this pipe is closed, however busy this process is then.
+
+    The kernel signals a pipe's end as it signals input (O_ASYNC), with the signal of our choice (F_SETSIG).
+    """
+    fcntl.fcntl(pipe_fd, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([pipe_fd], [], [], 0)[0]:  # it was closed before we asked
+        os._exit(1)
 
 
 def name_process(name: str) -> None:

@@ -1,5 +1,7 @@
 """Where an actor runs, and what happens when it dies: plain values given to `spawn`."""
 
+from typing import Any
+
 import msgspec
 
 _MIB = 1 << 20
@@ -12,11 +14,53 @@ class InLoop(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
-class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """In a fresh interpreter on this host, killed with its parent."""
+class PrepareHook(msgspec.Struct, frozen=True):
+    """A function that a fork server calls before its first fork: what it leaves in memory, all children share."""
+
+    function: str
+    """`module:function`; it is called once, and starts no threads, no event loop and no OpenGL."""
+
+    kwargs: dict[str, Any] = {}
+    """Plain values."""
+
+
+class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A clean process that imports and prepares once, and is forked for each child that names it.
+
+    There is one in a runtime for equal values of this (and of `ChildProcess.python`), started with the first of its
+    children. It never has a thread, a loop or a socket of ZeroMQ, and refuses to fork where a hook left it with a thread.
+    """
+
+    imports: tuple[str, ...] = ()
+    """Modules that the children need; imported before the hooks."""
+
+    prepare: tuple[PrepareHook, ...] = ()
+    """Called one after the other; what one of them raises is raised by `spawn`."""
 
     env: dict[str, str] = {}
-    """Set on top of this process's environment, e.g. `{"OMP_NUM_THREADS": "1"}`."""
+    """Set on top of this process's environment before the server starts: what libraries read when they are loaded."""
+
+    prepare_timeout_s: float = 300.0
+    """A server that is not ready after this long is killed."""
+
+    def __post_init__(self) -> None:
+        if self.prepare_timeout_s <= 0:
+            raise ValueError(f"prepare_timeout_s is {self.prepare_timeout_s}, expected > 0 seconds.")
+
+
+class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """In a process of its own on this host, killed with this one: a fresh interpreter, or the fork of a clean one."""
+
+    env: dict[str, str] = {}
+    """Set on top of this process's environment, e.g. `{"OMP_NUM_THREADS": "1"}`. A forked child gets it after the fork,
+    when libraries that its server loaded have read theirs: see `ForkServer.env`."""
+
+    python: str | None = None
+    """Another interpreter, such as that of another virtual environment, which has vla_rl installed; None for this one.
+    It finds modules by itself and by PYTHONPATH: this process's `sys.path` is not handed on."""
+
+    fork_from: ForkServer | None = None
+    """None starts a fresh interpreter."""
 
     shared_memory_mib: int = 256
     """Largest shared memory in each direction, for arrays from 16 KiB on; 0 sends all arrays through the socket. Pages

@@ -15,14 +15,17 @@ from vla_rl.actors.channel import Channel, OnEnd, OnMessage
 from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.codec import Codec
+from vla_rl.actors.forking import ForkServers
 from vla_rl.actors.handle import client_of, handle_class, record_of
 from vla_rl.actors.host_connection import HostConnection
 from vla_rl.actors.in_loop import InLoopChannel
+from vla_rl.actors.interpreter import check_interpreter
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost, RestartPolicy
 from vla_rl.actors.remote_errors import ErrorReport
+from vla_rl.actors.spawned_process import SpawnedProcess
 from vla_rl.actors.supervision import Launcher, Supervisor
-from vla_rl.actors.waits import Wait, add_source, remove_source
+from vla_rl.actors.waits import Wait, add_source, remove_source, waiting
 from vla_rl.actors.wire import LagReport, SpawnRequest
 
 logger = logging.getLogger(__name__)
@@ -78,6 +81,7 @@ class Runtime:
         self._stop_grace_s = stop_grace_s
         self._living: set[_Record] = set()
         self._connections: dict[tuple[str, str, str], HostConnection] = {}
+        self._fork_servers = ForkServers(name)
         self._numbers = itertools.count()
         self._group: asyncio.TaskGroup | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -100,7 +104,10 @@ class Runtime:
         assert self._context is not None
         assert self._lag is not None
         try:
-            await self._stop_all()
+            try:
+                await self._stop_all()
+            finally:
+                await self._fork_servers.close()
         finally:
             self._lag.stop()
             remove_source(self._waits_token)
@@ -139,7 +146,7 @@ class Runtime:
             mailbox: unanswered calls at a time; the next sender waits.
 
         Raises: what the constructor or `on_start` raises; ActorDied; TimeoutError; TypeError for a class or an argument
-            that cannot be sent there.
+            that cannot be sent there; what `prepare` raises.
         """
         kind = cast(type[Actor], actor_class)
         table = table_of(kind)
@@ -149,6 +156,8 @@ class Runtime:
         target = kind.__qualname__ if isinstance(placement, InLoop) else target_of(kind)
         request = SpawnRequest(target, table.fingerprint, mailbox)
         bound = table.constructor.bind(args, {})
+        if isinstance(placement, ChildProcess):
+            await self.prepare(placement)
         launch = self._launcher(name, table, bound, placement, mailbox)
         supervisor = Supervisor(client, launch, request, bound, restart, start_timeout_s)
         group = self._open_group()
@@ -157,6 +166,19 @@ class Runtime:
         self._living.add(record)
         group.create_task(self._supervise(record), name=f"supervise {name}")
         return cast(A, handle_class(kind)(client, record))
+
+    async def prepare(self, placement: ChildProcess) -> None:
+        """Do now what the first `spawn` there would wait for: check its interpreter, have its fork server ready.
+
+        Raises: ConfigError for an interpreter that will not do; what a prepare hook raises; ActorFrozen naming a hook
+            that did not end in time; ActorDied where the fork server dies.
+        """
+        self._open_group()
+        if placement.python is not None:
+            await check_interpreter(placement.python)
+        if placement.fork_from is not None:
+            with waiting(f"runtime {self.name!r}", on="its fork server"):
+                await self._fork_servers.of(placement).until_ready()
 
     def info(self, actor: Actor) -> ActorInfo:
         """What is known here about an actor, without asking it."""
@@ -241,7 +263,8 @@ class Runtime:
 
         def in_child(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, ChildProcess)
-            return ChildChannel(name, placement, context, on_message, on_end)
+            start = self._fork_servers.of(placement).start if placement.fork_from is not None else SpawnedProcess
+            return ChildChannel(name, placement, context, on_message, on_end, start=start)
 
         def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, RemoteHost)

@@ -14,7 +14,7 @@ import os
 import time
 from asyncio.tasks import _enter_task, _leave_task  # public by asyncio's chapter on extending it
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -24,16 +24,19 @@ from vla_rl.actors.begun import BegunCall
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.remote_errors import report_of
-from vla_rl.actors.wire import Birth, Frames, Kind, MalformedMessage, unpack_envelope
+from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, Birth, Frames, Kind, MalformedMessage
 
 logger = logging.getLogger(__name__)
 
 # plain numbers: an enum's member costs a lookup in its class for each message
 _CALL, _CREDIT, _CANCEL, _STOP, _LAG = map(int, (Kind.CALL, Kind.CREDIT, Kind.CANCEL, Kind.STOP, Kind.LAG))
 _RESULT = int(Kind.RESULT)
+_unpack = ENVELOPE.unpack_from
 
 _LONGEST_TURN_S = 0.001
-"""After this long without a pause the mailbox task lets the loop look at its sockets."""
+"""After this long without a pause the loop gets to look at its sockets, where the cancellation of a call may be waiting."""
+_PAUSE_S = 20e-6
+"""Between two calls that were not queued behind one another more time passes than this."""
 
 
 class _Work:
@@ -76,6 +79,8 @@ class ActorServer:
         self._lag, self._most_calls = lag, mailbox
         self._methods = [getattr(actor, entry.name) for entry in table.endpoints]
         self._args = [codec.decoder(entry.args_type) for entry in table.endpoints]
+        self._labels = [entry.label for entry in table.endpoints]
+        self._short = frozenset(entry.index for entry in table.endpoints if at_once and entry.is_plain)
         self._mailbox: deque[_Work | None] = deque()
         self._works: dict[int, _Work] = {}
         self._wake: asyncio.Future[None] | None = None
@@ -83,9 +88,8 @@ class ActorServer:
         self._loop = asyncio.get_running_loop()
         self._context: contextvars.Context | None = None
         self._task: asyncio.Task[None] | None = None
-        self._at_once, self._is_idle = at_once, False
+        self._is_idle, self._worked_s, self._ended = False, 0.0, 0.0
         self._begun: tuple[_Work, BegunCall] | None = None
-        self._worked_s = 0.0
         self.num_rejected = 0
 
     async def serve(self) -> None:
@@ -103,15 +107,24 @@ class ActorServer:
 
     def on_message(self, frames: Frames) -> None:
         """Take one message from the channel; never raises."""
+        head = frames[0]
         try:
-            kind, index, _, call = unpack_envelope(frames[0])
+            if len(head) < ENVELOPE_SIZE:
+                raise MalformedMessage(f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}.")
+            magic, kind, index, _, _, call = _unpack(head)
+            if magic != MAGIC:
+                raise MalformedMessage(f"message begins with {magic:#x}, expected {MAGIC:#x}.")
             if kind == _CALL:
-                self._take_call(index, call, frames)
+                if self._is_idle and index in self._short and call not in self._works:
+                    self._begin(index, call, frames)
+                else:
+                    self._take_call(index, call, frames)
             elif kind == _CREDIT:
                 self._take_credit(call, index)
             elif kind == _CANCEL:
                 self._take_cancel(call)
             elif kind == _STOP:
+                self._is_idle = False
                 self._mailbox.append(None)
                 self._wake_up()
             elif kind == _LAG:
@@ -131,12 +144,12 @@ class ActorServer:
         if index >= len(self._table.endpoints) or call in self._works or len(self._works) >= self._most_calls:
             self._codec.discard(frames)
             raise MalformedMessage(f"call {call} of endpoint {index} is unknown, here already, or one too many.")
-        work = self._works[call] = _Work(self._table.endpoints[index], call, frames)
-        if work.endpoint.concurrent and self._group is not None:
-            work.task = self._group.create_task(self._run(work), name=work.endpoint.label)
-        elif self._at_once and self._is_idle and not self._mailbox:
-            self._begin(work)
+        endpoint = self._table.endpoints[index]
+        work = self._works[call] = _Work(endpoint, call, frames)
+        if endpoint.concurrent and self._group is not None:
+            work.task = self._group.create_task(self._run(work), name=endpoint.label)
         else:
+            self._is_idle = False
             self._mailbox.append(work)
             if len(self._mailbox) == 1:
                 self._wake_up()
@@ -163,31 +176,42 @@ class ActorServer:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
-    def _begin(self, work: _Work) -> None:
-        """Run a call to its end, or until it waits for something: then the mailbox task, in whose name it runs, goes on."""
-        task, context, loop = self._task, self._context, self._loop
+    def _begin(self, index: int, call: int, frames: Frames) -> None:
+        """Run a call to its answer; where it waits, or fails, the mailbox task, in whose name it runs, goes on."""
+        task, loop, context = self._task, self._loop, self._context
         assert task is not None
         assert context is not None
+        running: Coroutine[Any, Any, Any] | None = None
+        waits_for: Any = None
+        error: BaseException | None = None
         self._is_idle = False
-        work.task = task
-        running = self._run(work)
         began = time.perf_counter()
         _enter_task(loop, task)
         try:
+            running = self._methods[index](*self._codec.decode(self._args[index], frames))
             waits_for = context.run(running.send, None)
-        except StopIteration:
-            self._worked_s += time.perf_counter() - began
-            self._is_idle = self._worked_s < _LONGEST_TURN_S
-            if not self._is_idle:
-                self._wake_up()  # the loop takes a turn; what comes until then is queued
-        except BaseException as error:  # the end of the process, e.g. SystemExit: for whoever awaits the task
-            self._begun = work, BegunCall(running, error=error)
-            self._wake_up()
-        else:
-            self._begun = work, BegunCall(running, waits_for)
-            self._wake_up()
+        except StopIteration as done:
+            try:
+                self._send(self._codec.encode(_RESULT, 0, self._actor_id, call, done.value, self._labels[index]))
+            except TypeError as failure:
+                error = failure
+            else:
+                ended = time.perf_counter()
+                self._worked_s = ended - began + (self._worked_s if began - self._ended < _PAUSE_S else 0.0)
+                self._ended = ended
+                self._is_idle = self._worked_s < _LONGEST_TURN_S
+                if not self._is_idle:
+                    self._wake_up()  # the loop takes a turn; what comes until then is queued
+                return
+        except BaseException as failure:  # also the end of the process, e.g. SystemExit: for whoever awaits the task
+            error = failure
         finally:
             _leave_task(loop, task)
+        work = self._works[call] = _Work(self._table.endpoints[index], call, ())
+        work.task = task
+        self._begun = work, BegunCall(running, waits_for, error)
+        error = None  # its traceback refers to this frame
+        self._wake_up()
 
     async def _work_through_mailbox(self) -> None:
         mailbox = self._mailbox
@@ -199,8 +223,8 @@ class ActorServer:
                 await self._until_woken()
                 turn_began = time.perf_counter()
             if self._begun is not None:
-                (work, call), self._begun = self._begun, None
-                await call
+                (work, begun), self._begun = self._begun, None
+                await self._run(work, begun)
                 if work.cancelled:
                     task.uncancel()
                 continue
@@ -222,7 +246,7 @@ class ActorServer:
     async def _until_woken(self) -> None:
         """Wait for something to do. A cancellation that is meant for a call begun meanwhile goes there."""
         self._wake = self._loop.create_future()
-        self._is_idle, self._worked_s = True, 0.0
+        self._is_idle, self._worked_s = True, 0.0  # the mailbox is empty
         try:
             await self._wake
         except asyncio.CancelledError as cancellation:
@@ -232,10 +256,16 @@ class ActorServer:
         finally:
             self._is_idle = False
 
-    async def _run(self, work: _Work) -> None:
-        """Run one call to its answer. Lets a cancellation through only where the actor itself is being stopped."""
+    async def _run(self, work: _Work, begun: BegunCall | None = None) -> None:
+        """Run one call to its answer, or go on with one that was begun.
+
+        Lets a cancellation through only where the actor itself is being stopped.
+        """
         endpoint, call = work.endpoint, work.call
         try:
+            if begun is not None:
+                self._send(self._codec.encode(_RESULT, 0, self._actor_id, call, await begun, endpoint.label))
+                return
             if work.cancelled:
                 self._codec.discard(work.frames)
                 self._answer(Kind.CANCELLED, call, None)

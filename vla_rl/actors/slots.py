@@ -57,6 +57,17 @@ def release(array: np.ndarray) -> bool:
     return True
 
 
+class SharedBlock:
+    """One slot as plain memory, to be written before its message is sent. The same object each time the slot is taken."""
+
+    __slots__ = ("array", "offset", "slot")
+    is_shared = True
+
+    def __init__(self, slot: int, offset: int, memory: mmap.mmap, num_bytes: int) -> None:
+        self.slot, self.offset = slot, offset
+        self.array: np.ndarray = np.ndarray(num_bytes, np.uint8, memory, offset)
+
+
 class SlotWriter:
     """The writing end of an arena. Slots grow in powers of two and are used again for arrays of like size."""
 
@@ -65,6 +76,7 @@ class SlotWriter:
         self._memory = mmap.mmap(fd, self._size)  # its first bytes are the states: the cheapest way to one of them
         self._offsets: list[int] = []
         self._by_size: dict[int, list[int]] = {}
+        self._blocks: dict[int, SharedBlock] = {}
         self._end = _STATE_BYTES
 
     def write(self, array: np.ndarray) -> tuple[int, int] | None:
@@ -75,6 +87,16 @@ class SlotWriter:
         offset = self._offsets[slot]
         np.ndarray(array.shape, array.dtype, self._memory, offset)[...] = array
         return slot, offset
+
+    def take_block(self, num_bytes: int) -> SharedBlock | None:
+        """A free slot as memory to be written; None where no slot is free. Whoever does not send it gives it back."""
+        slot = self._take(num_bytes)
+        if slot is None:
+            return None
+        block = self._blocks.get(slot)
+        if block is None or len(block.array) != num_bytes:
+            block = self._blocks[slot] = SharedBlock(slot, self._offsets[slot], self._memory, num_bytes)
+        return block
 
     def give_back(self, slot: int) -> None:
         """Free a slot whose message was never sent."""
@@ -114,11 +136,14 @@ class SlotReader:
         self._states = mmap.mmap(fd, _STATE_BYTES)
         self._memory = mmap.mmap(fd, self._size, prot=mmap.PROT_READ)
 
-    def read(self, slot: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> np.ndarray:
-        """A read-only array in place. Raises: MalformedMessage where it would lie outside the arena."""
+    def place(self, slot: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> SlotLease:
+        """A read-only array in place, which holds no slot. Raises: MalformedMessage where it would lie outside the arena."""
         if not (0 <= slot < _STATE_BYTES and _STATE_BYTES <= offset <= offset + num_bytes <= self._size):
             raise MalformedMessage(f"slot {slot} at {offset} with {num_bytes} bytes is outside the shared memory.")
-        lease = SlotLease(shape, dtype, self._memory, offset)
+        return SlotLease(shape, dtype, self._memory, offset)
+
+    def lease(self, place: SlotLease, slot: int) -> np.ndarray:
+        """The same array; the slot is given back when its last view is gone."""
+        lease = place.view()
         lease._slot, lease._states = slot, self._states
-        array: np.ndarray = lease.view(np.ndarray)
-        return array
+        return lease.view(np.ndarray)

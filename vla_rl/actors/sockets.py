@@ -1,4 +1,4 @@
-"""A ZeroMQ socket driven by its file descriptor on the running loop.
+"""ZeroMQ sockets that carry our messages, and one of them driven by its file descriptor on the running loop.
 
 pyzmq's own asyncio sockets cost three to four times the plain ones. The descriptor by hand costs nearly nothing, but it is
 edge-triggered: it announces a change once, and any operation on the socket may swallow the announcement. So:
@@ -35,45 +35,30 @@ _MOST_IN_BATCH = 16
 _POLLIN, _NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 
-class LoopSocket:
-    """Owns `socket`; hands every message to `on_message`, in order, on the loop.
+class MessageSocket:
+    """Reads and writes messages of ours on `socket`; who says when is a matter of its subclasses.
 
     Args:
-        socket: bound or connected; whoever else uses it calls `look_again` afterwards.
+        socket: bound or connected.
         on_message: called with the frames; must not raise. May be replaced.
         raw: hand over all frames as they come, because they begin with an identity, or are not ours at all.
-        answers_at_once: `on_message` mostly sends before it returns, so that a turn ends there and not after the tasks
-            that it woke.
     """
 
-    def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        on_message: Callable[[Frames], None],
-        *,
-        raw: bool = False,
-        answers_at_once: bool = False,
-    ) -> None:
-        self._socket, self.on_message, self._raw, self._answers_at_once = socket, on_message, raw, answers_at_once
-        self._loop = asyncio.get_running_loop()
-        self._fd = int(socket.getsockopt(zmq.FD))
+    def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], *, raw: bool = False) -> None:
+        self._socket, self.on_message, self._raw = socket, on_message, raw
         self._get, self._recv = socket.getsockopt, socket.recv
         self._send = super(zmq.Socket, socket).send  # without a look at options that we do not use
-        self._watched = [(socket, _POLLIN)]
         self._batch: list[bytes] = []
-        self._turn_is_open = False
+        self.gathers = False
+        """Whether small messages wait for those behind them, to leave together."""
         self._closed = False
-        self._loop.add_reader(self._fd, self._on_readable)
-        self._open_turn()
 
     def send(self, frames: Frames) -> None:
         """Queue one message. The first of a turn leaves at once, the small ones after it together.
 
         Where there is nobody at the other end it is dropped: its death is noticed elsewhere, and fails the call.
         """
-        if self._closed:
-            return
-        if not self._turn_is_open:
+        if not self.gathers:
             self._put(frames)
             self._open_turn()
         elif len(frames) == 1 and not self._raw and len(frames[0]) < _BATCHED_BELOW:
@@ -84,46 +69,21 @@ class LoopSocket:
             self._flush()
             self._put(frames)
 
-    def look_again(self) -> None:
-        """To be called by whoever used the socket beside us."""
-        self._open_turn()
-
-    def drain_all(self) -> None:
-        """Deliver everything that has arrived, however much."""
-        while not self._deliver(_MESSAGES_A_TURN):
-            pass
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     def close(self, linger_ms: int = 0) -> None:
-        """Leave the loop and close the socket; what is not sent after `linger_ms` is dropped."""
+        """Close the socket; what is not sent after `linger_ms` is dropped."""
         if not self._closed:
             self._flush()
             self._closed = True
-            self._loop.remove_reader(self._fd)
             self._socket.close(linger=linger_ms)
 
-    def _on_readable(self) -> None:
-        if self._closed:
-            return
-        if self._answers_at_once and not self._turn_is_open:
-            self._turn_is_open = True
-            self._receive()
-            self._end_turn()
-        else:
-            self._receive()
-            self._open_turn()
-
     def _open_turn(self) -> None:
-        if not self._turn_is_open:
-            self._turn_is_open = True
-            self._loop.call_soon(self._end_turn)
-
-    def _end_turn(self) -> None:
-        self._turn_is_open = False
-        if self._closed:
-            return
-        self._flush()
-        if not self._deliver(_MESSAGES_A_TURN):
-            self._open_turn()  # others on this loop go first
+        """From here on messages are gathered, until the turn ends."""
+        self.gathers = True
 
     def _flush(self) -> None:
         if self._batch and not self._closed:
@@ -131,6 +91,8 @@ class LoopSocket:
             self._put(batch if len(batch) == 1 else [join_messages(batch)])
 
     def _put(self, frames: Frames) -> None:
+        if self._closed:
+            return
         try:
             if len(frames) == 1:
                 self._send(frames[0], _NOBLOCK)
@@ -142,18 +104,8 @@ class LoopSocket:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
 
-    def _deliver(self, most: int) -> bool:
-        """Deliver up to `most` messages; True where nothing is left.
-
-        Asking first is cheaper than an exception, and this way cheaper than by ZMQ_EVENTS, which it reads.
-        """
-        for _ in range(most):
-            if self._closed or not zmq_poll(self._watched, 0):
-                return True
-            self._receive()
-        return False
-
-    def _receive(self) -> None:
+    def receive(self) -> None:
+        """Deliver what comes next, if anything does."""
         try:
             head = self._recv(_NOBLOCK)
         except zmq.Again:
@@ -183,6 +135,68 @@ class LoopSocket:
             return
         for message in messages:
             self.on_message([message])
+
+
+class LoopSocket(MessageSocket):
+    """A socket on the running loop, beside whatever else that loop does.
+
+    Args:
+        socket: bound or connected; whoever else uses it calls `look_again` afterwards.
+        on_message, raw: see `MessageSocket`.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], *, raw: bool = False) -> None:
+        super().__init__(socket, on_message, raw=raw)
+        self._loop = asyncio.get_running_loop()
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._watched = [(socket, _POLLIN)]
+        self._loop.add_reader(self._fd, self._on_readable)
+        self._open_turn()
+
+    def look_again(self) -> None:
+        """To be called by whoever used the socket beside us."""
+        self._open_turn()
+
+    def drain_all(self) -> None:
+        """Deliver everything that has arrived, however much."""
+        while not self._deliver(_MESSAGES_A_TURN):
+            pass
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Leave the loop and close the socket; what is not sent after `linger_ms` is dropped."""
+        if not self._closed:
+            self._loop.remove_reader(self._fd)
+        super().close(linger_ms)
+
+    def _on_readable(self) -> None:
+        if not self._closed:
+            self.receive()
+            self._open_turn()
+
+    def _open_turn(self) -> None:
+        if not self.gathers:
+            self.gathers = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self.gathers = False
+        if self._closed:
+            return
+        if self._batch:
+            self._flush()
+        if not self._deliver(_MESSAGES_A_TURN):
+            self._open_turn()  # others on this loop go first
+
+    def _deliver(self, most: int) -> bool:
+        """Deliver up to `most` messages; True where nothing is left.
+
+        Asking first is cheaper than an exception, and this way cheaper than by ZMQ_EVENTS, which it reads.
+        """
+        for _ in range(most):
+            if self._closed or not zmq_poll(self._watched, 0):
+                return True
+            self.receive()
+        return False
 
 
 _ALL = 1 << 30

@@ -266,3 +266,42 @@ class SlowToStart(Actor):
     async def on_start(self) -> None:
         print("still loading the weights", file=sys.stderr, flush=True)
         await asyncio.Event().wait()
+
+
+class LoopUser(Actor):
+    """Uses its loop in every way that an actor may."""
+
+    def __init__(self) -> None:
+        self._ticks = 0
+        self._ticking: asyncio.Task[None] | None = None
+        self._notes: list[int] = []
+
+    async def on_stop(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    async def from_thread(self, text: str) -> str:
+        return await asyncio.to_thread(str, text)
+
+    async def sleeps(self, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "slept"
+
+    async def begin_ticking(self, interval_s: float) -> None:
+        self._ticking = asyncio.create_task(self._tick(interval_s))
+
+    async def ticks(self) -> int:
+        return self._ticks
+
+    async def note(self, number: int, after_s: float) -> None:
+        if after_s > 0:
+            await asyncio.sleep(after_s)
+        self._notes.append(number)
+
+    async def notes(self) -> list[int]:
+        return self._notes
+
+    async def _tick(self, interval_s: float) -> None:
+        while True:
+            await asyncio.sleep(interval_s)
+            self._ticks += 1

@@ -1,0 +1,273 @@
+"""Children that are forked from a clean process: what they share, what is their own, and what happens when things die."""
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from hooks import Heir
+from sample_actors import Counter, CrashLoop
+
+from vla_rl.actors import ChildProcess, ForkServer, PrepareHook, RestartPolicy, Runtime
+from vla_rl.errors import ActorDied, ActorFrozen
+
+PROGRAM = Path(__file__).parent / "support" / "forking_program.py"
+REMEMBER = PrepareHook("hooks:remember", {"word": "hello", "megabytes": 64})
+
+
+def forked(*hooks: PrepareHook, env: dict[str, str] | None = None, **server: float) -> ChildProcess:
+    return ChildProcess(env=env or {}, fork_from=ForkServer(prepare=hooks, **server))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[Runtime]:
+    async with asyncio.timeout(60), Runtime(name="test", stop_grace_s=2.0) as opened:
+        yield opened
+
+
+# ---- what is shared and what is not
+
+
+async def test_children_share_what_a_hook_left_and_the_hook_runs_once(runtime: Runtime) -> None:
+    heirs = [await runtime.spawn(Heir, placement=forked(REMEMBER)) for _ in range(3)]
+    servers = {await heir.parent() for heir in heirs}
+    assert len(servers) == 1
+    assert {await heir.made_by() for heir in heirs} == servers
+    assert [await heir.word() for heir in heirs] == ["hello"] * 3
+    assert len({runtime.info(heir).pid for heir in heirs}) == 3
+
+
+async def test_what_is_shared_costs_a_child_no_memory_of_its_own(runtime: Runtime) -> None:
+    heir = await runtime.spawn(Heir, placement=forked(REMEMBER))
+    assert await heir.num_shared_bytes() == 64 * 2**20
+    assert await heir.private_mb() < 32
+
+
+async def test_another_preparation_gets_another_server(runtime: Runtime) -> None:
+    one = await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:remember", {"word": "one"})))
+    two = await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:remember", {"word": "two"})))
+    assert (await one.word(), await two.word()) == ("one", "two")
+    assert await one.parent() != await two.parent()
+
+
+async def test_children_draw_different_random_numbers(runtime: Runtime) -> None:
+    one, two = [await runtime.spawn(Heir, placement=forked()) for _ in range(2)]
+    assert all(a != b for a, b in zip(await one.random_numbers(), await two.random_numbers(), strict=True))
+
+
+async def test_each_child_has_its_own_environment_on_top_of_its_servers(runtime: Runtime) -> None:
+    server = ForkServer(env={"SERVED": "yes", "DEVICE": "none"})
+    one, two = [
+        await runtime.spawn(Heir, placement=ChildProcess(env={"DEVICE": device}, fork_from=server))
+        for device in ("0", "1")
+    ]
+    assert await one.parent() == await two.parent()
+    assert [await one.environment("DEVICE"), await two.environment("DEVICE")] == ["0", "1"]
+    assert await two.environment("SERVED") == "yes"
+
+
+async def test_a_child_holds_no_descriptor_of_its_siblings_or_of_its_server(runtime: Runtime) -> None:
+    counts = []
+    for _ in range(3):
+        heir = await runtime.spawn(Heir, placement=forked())
+        counts.append(await heir.open_files())
+    assert counts[0] == counts[1] == counts[2]
+
+
+async def test_a_child_starts_as_its_class_says_or_raises_what_its_constructor_raises(runtime: Runtime) -> None:
+    with pytest.raises(ValueError, match="start is -1, expected >= 0"):
+        await runtime.spawn(Counter, -1, placement=forked())
+    assert await (await runtime.spawn(Counter, 5, placement=forked())).total() == 5
+
+
+# ---- preparations that go wrong
+
+
+async def test_what_a_hook_raises_is_raised_by_spawn_and_the_next_spawn_tries_again(runtime: Runtime) -> None:
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match=r"scene\.xml is missing") as raised:
+            await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:fail")))
+        assert "in fail" in raised.value.__notes__[0]
+
+
+async def test_a_hook_that_hangs_is_named_and_its_server_is_killed(runtime: Runtime) -> None:
+    with pytest.raises(ActorFrozen, match=r"'fork server of test'.*hooks:hang did not end within 6 s"):
+        await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:hang"), prepare_timeout_s=6))
+    assert servers_of_this_process() == []
+
+
+async def test_a_hook_that_starts_a_thread_is_refused_with_the_name_of_the_thread(runtime: Runtime) -> None:
+    with pytest.raises(RuntimeError, match=r"hooks:start_thread left 1 threads running.*\(prefetcher\)"):
+        await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:start_thread")))
+
+
+async def test_a_server_that_dies_while_it_prepares_says_so_with_its_last_words(runtime: Runtime) -> None:
+    with pytest.raises(ActorDied, match="exit code 5") as raised:
+        await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:exit_with", {"code": 5})))
+    assert raised.value.last_words == ("out of memory",)
+
+
+async def test_a_hook_that_does_not_exist_is_named(runtime: Runtime) -> None:
+    with pytest.raises(AttributeError, match="no_such_hook"):
+        await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:no_such_hook")))
+
+
+def test_a_prepare_timeout_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"prepare_timeout_s is 0, expected > 0 seconds"):
+        ForkServer(prepare_timeout_s=0)
+
+
+# ---- deaths
+
+
+async def test_a_killed_child_fails_its_calls_at_once_with_its_signal(runtime: Runtime) -> None:
+    counter = await runtime.spawn(Counter, name="env-3", placement=forked())
+    call = asyncio.create_task(counter.wait_for_gate("caller"))
+    await counter.cancelled()
+    pid, began = runtime.info(counter).pid, time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDied) as raised:
+        await call
+    assert time.monotonic() - began < 1.0  # a few milliseconds on a quiet machine
+    assert (raised.value.name, raised.value.pid, raised.value.cause) == ("env-3", pid, "SIGKILL")
+
+
+async def test_a_child_that_exits_says_its_code_and_its_last_words(runtime: Runtime) -> None:
+    counter = await runtime.spawn(Counter, placement=forked())
+    with pytest.raises(ActorDied, match="exit code 3") as raised:
+        await counter.say_and_exit("EGL: no device\nno way to draw", 3)
+    assert raised.value.last_words[-2:] == ("EGL: no device", "no way to draw")
+
+
+async def test_a_frozen_child_is_killed_and_replaced_by_another_fork(runtime: Runtime) -> None:
+    counter = await runtime.spawn(Counter, 5, placement=forked(), deadline_s=0.3, restart=RestartPolicy())
+    frozen = runtime.info(counter).pid
+    os.kill(frozen, signal.SIGSTOP)
+    with pytest.raises(ActorFrozen):
+        await counter.add(1)
+    assert await counter.total() == 5
+    assert runtime.info(counter).pid != frozen
+    with pytest.raises(ProcessLookupError):
+        os.kill(frozen, 0)
+
+
+async def test_children_survive_their_server_and_the_next_spawn_starts_another(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    heir = await runtime.spawn(Heir, placement=forked(REMEMBER))
+    server = await heir.parent()
+    fd = os.pidfd_open(server)
+    with caplog.at_level(logging.WARNING):
+        os.kill(server, signal.SIGKILL)
+        assert all_end([fd], within_s=10)
+        heir_2 = await runtime.spawn(Heir, placement=forked(REMEMBER))
+    assert await heir.word() == "hello"
+    assert await heir_2.parent() not in (server, await heir.parent())
+    assert "fork server of test died: SIGKILL; its 1 children go on" in caplog.text
+    os.kill(runtime.info(heir).pid, signal.SIGKILL)
+    with pytest.raises(ActorDied, match="unknown, since its fork server is gone"):
+        await heir.word()
+
+
+async def test_an_orphan_of_its_server_still_stops_in_order(runtime: Runtime) -> None:
+    counter = await runtime.spawn(Counter, placement=forked())
+    fd = os.pidfd_open(runtime.info(counter).pid)
+    (server,) = servers_of_this_process()
+    os.kill(server, signal.SIGKILL)
+    await runtime.stop(counter)
+    assert all_end([fd], within_s=0)
+
+
+async def test_a_restart_after_the_death_of_the_server_uses_another_server(runtime: Runtime) -> None:
+    actor = await runtime.spawn(CrashLoop, placement=forked(), restart=RestartPolicy())
+    (server,) = servers_of_this_process()
+    fd = os.pidfd_open(server)
+    os.kill(server, signal.SIGKILL)
+    assert all_end([fd], within_s=10)
+    first = await actor.pid()
+    with pytest.raises(ActorDied):
+        await actor.exit()
+    assert await actor.pid() != first
+
+
+async def test_a_stopped_server_does_not_delay_the_news_of_a_death(runtime: Runtime) -> None:
+    counter = await runtime.spawn(Counter, placement=forked())
+    (server,) = servers_of_this_process()
+    os.kill(server, signal.SIGSTOP)
+    os.kill(runtime.info(counter).pid, signal.SIGKILL)
+    async with asyncio.timeout(5):
+        with pytest.raises(ActorDied, match="unknown to its fork server"):
+            await counter.total()
+    os.kill(server, signal.SIGCONT)
+    assert await (await runtime.spawn(Counter, 4, placement=forked())).total() == 4
+
+
+async def test_a_cancelled_spawn_leaves_no_child(runtime: Runtime) -> None:
+    await runtime.prepare(forked())
+    (server,) = servers_of_this_process()
+    for num_turns in range(5):
+        spawning = asyncio.create_task(runtime.spawn(Counter, placement=forked()))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        spawning.cancel()
+        await asyncio.wait([spawning])
+        assert spawning.cancelled()
+        assert children_of(server) == set()
+
+
+async def test_leaving_the_runtime_leaves_neither_server_nor_child() -> None:
+    async with asyncio.timeout(30):
+        async with Runtime() as runtime:
+            counters = [await runtime.spawn(Counter, placement=forked()) for _ in range(2)]
+            pids = [runtime.info(counter).pid for counter in counters] + servers_of_this_process()
+            assert len(pids) == 3
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+
+def test_kill_9_of_the_parent_leaves_no_server_no_child_no_socket_and_no_shared_memory(
+    program_environment: dict[str, str],
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True, env=program_environment
+    ) as program:
+        assert program.stdout is not None
+        pidfds = [os.pidfd_open(int(word)) for word in program.stdout.readline().split()]
+        assert len(pidfds) == 3
+        program.kill()
+        program.wait()
+        assert all_end(pidfds, within_s=20)
+        assert f"vla_rl-{program.pid}-" not in Path("/proc/net/unix").read_text()
+        assert set(os.listdir("/dev/shm")) <= before
+
+
+def servers_of_this_process() -> list[int]:
+    """Fork servers among our children."""
+    found = []
+    for pid in children_of(os.getpid()):
+        if b"vla_rl.actors.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            found.append(pid)
+    return found
+
+
+def children_of(pid: int) -> set[int]:
+    """Processes whose parent is `pid`."""
+    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def all_end(pidfds: Sequence[int], within_s: float) -> bool:
+    """Wait for the end of every process; closes the descriptors."""
+    until = time.monotonic() + within_s
+    ended = [bool(select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]) for fd in pidfds]
+    for fd in pidfds:
+        os.close(fd)
+    return all(ended)

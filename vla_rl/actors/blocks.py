@@ -1,0 +1,38 @@
+"""Memory that a result is written into where its receiver will read it: a large array without a copy on its way out.
+
+    block = new_block(num_bytes)          # inside of an endpoint
+    block.array[:] = ...
+    return block                          # arrives as a uint8 array [num_bytes]
+
+A block is for one message, the next one that this process sends. In a process without shared memory, or while no slot is
+free, it is ordinary memory and travels as any array does.
+"""
+
+import numpy as np
+
+from vla_rl.actors.slots import SharedBlock, SlotWriter
+
+_writers: list[SlotWriter] = []
+
+
+class PlainBlock:
+    """A block in memory of this process's own."""
+
+    is_shared = False
+
+    def __init__(self, num_bytes: int) -> None:
+        self.array = np.empty(num_bytes, np.uint8)
+
+
+def new_block(num_bytes: int) -> SharedBlock | PlainBlock:
+    """A block whose `array` (uint8 [num_bytes], not cleared) is to be filled and sent."""
+    if _writers and num_bytes > 0:
+        block = _writers[0].take_block(num_bytes)
+        if block is not None:
+            return block
+    return PlainBlock(num_bytes)
+
+
+def use_for_blocks(writer: SlotWriter) -> None:
+    """Have blocks of this process lie in the slots of its one link."""
+    _writers[:] = [writer]

@@ -1,0 +1,177 @@
+"""What runs in a fork server: `python -m vla_rl.actors.fork_server FD PARENT_PID`, started by a runtime and by nobody else.
+
+It prepares as it is told, and then forks a child for each request and tells of each child's end. It must stay what a fork
+can copy: one thread, no event loop, no ZeroMQ context, no OpenGL; so it waits in poll() and imports, but never runs, what
+the children need. A fork copies page tables only: what was prepared is shared until somebody writes to it.
+"""
+
+import gc
+import importlib
+import os
+import random
+import select
+import signal
+import socket
+import sys
+
+import msgspec
+import numpy as np
+
+from vla_rl.actors.child import live
+from vla_rl.actors.fork_protocol import (
+    ChildSettings,
+    Ended,
+    Failed,
+    Fork,
+    Forked,
+    Preparation,
+    Preparing,
+    Ready,
+    Refused,
+    Reply,
+    receive_request,
+    send,
+)
+from vla_rl.actors.parent_link import die_with_parent_only, die_with_pipe, name_process
+from vla_rl.actors.placement import PrepareHook
+from vla_rl.actors.remote_errors import report_of
+from vla_rl.actors.threads import refuse_threads
+
+_PROCESS_NAME = "vla_rl-forks"
+
+
+def main() -> None:
+    """Serve the runtime at the other end of the socket; in a forked child, become the actor that it asks for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runtime decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    die_with_parent_only(int(sys.argv[2]))
+    name_process(_PROCESS_NAME)
+    server = ForkServerLoop(socket.socket(fileno=int(sys.argv[1])))
+    if not server.prepare(_read_preparation()):
+        sys.exit(1)
+    settings = server.serve()
+    if settings is not None:
+        live(settings)
+
+
+class ForkServerLoop:
+    """The server: `prepare`, then `serve`. Owns `runtime`, the socket to it."""
+
+    def __init__(self, runtime: socket.socket) -> None:
+        self._runtime = runtime
+        self._children: dict[int, int] = {}  # number of the request, by pidfd
+
+    def prepare(self, preparation: Preparation) -> bool:
+        """Do as it says; False where that could not be done, which the runtime was told."""
+        if preparation.sys_path is not None:
+            sys.path[:] = preparation.sys_path
+        try:
+            for module in preparation.imports:
+                self._reply(Preparing(f"import of {module}"))
+                importlib.import_module(module)
+                refuse_threads(f"importing {module}")
+            for hook in preparation.hooks:
+                self._reply(Preparing(hook.function))
+                _call(hook)
+                refuse_threads(hook.function)
+        except Exception as error:  # raised again by whoever spawns
+            self._reply(Failed(report_of(error)))
+            return False
+        gc.collect()
+        gc.freeze()  # the collector would write into every object, and so copy what the children share
+        self._reply(Ready())
+        return True
+
+    def serve(self) -> ChildSettings | None:
+        """Until the runtime is gone: None. In each forked child: who it is to be."""
+        waiting = select.poll()
+        waiting.register(self._runtime, select.POLLIN)
+        while True:
+            for fd, _ in waiting.poll():
+                if fd != self._runtime.fileno():
+                    waiting.unregister(fd)
+                    self._reap(fd)
+                    continue
+                received = receive_request(self._runtime)
+                if received is None:
+                    return None
+                request, fds = received
+                pidfd = self._fork(request, fds)
+                if pidfd is None:
+                    return _settle_in(request, fds)
+                if pidfd >= 0:
+                    waiting.register(pidfd, select.POLLIN)
+
+    def _fork(self, request: Fork, fds: list[int]) -> int | None:
+        """The new child's pidfd, -1 where there is none; in the child itself None."""
+        try:
+            refuse_threads("something after it was prepared")
+            pid = os.fork()
+        except (OSError, RuntimeError) as error:
+            _close(fds)
+            self._reply(Refused(request.number, str(error)))
+            return -1
+        if pid == 0:
+            self._runtime.close()
+            _close(list(self._children))
+            return None
+        _close(fds)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = request.number
+        self._reply(Forked(request.number, pid), [pidfd])
+        return pidfd
+
+    def _reap(self, pidfd: int) -> None:
+        result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        os.close(pidfd)
+        number = self._children.pop(pidfd)
+        if result is not None:
+            returncode = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+            self._reply(Ended(number, returncode))
+
+    def _reply(self, reply: Reply, fds: list[int] | None = None) -> None:
+        try:
+            send(self._runtime, reply, fds or [])
+        except (BrokenPipeError, ConnectionResetError):
+            sys.exit(0)  # the runtime is gone
+
+
+def _read_preparation() -> Preparation:
+    """What stdin says, which reads as empty afterwards."""
+    with open(0, "rb", closefd=False) as file:
+        preparation = msgspec.json.decode(file.read(), type=Preparation)
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
+    return preparation
+
+
+def _call(hook: PrepareHook) -> None:
+    module_name, _, qualname = hook.function.partition(":")
+    found = importlib.import_module(module_name)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    if not callable(found):
+        raise TypeError(f"the prepare hook {hook.function} is no function.")
+    found(**hook.kwargs)
+
+
+def _settle_in(request: Fork, fds: list[int]) -> ChildSettings:
+    """Take what is this child's own: its rope, its stderr, its memory, its environment, its random numbers."""
+    lifeline, stderr, *arenas = fds
+    die_with_pipe(lifeline)
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    os.environ.update(request.env)
+    random.seed()
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))
+    arena_in, arena_out = arenas or (-1, -1)
+    return msgspec.structs.replace(request.settings, arena_in=arena_in, arena_out=arena_out)
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+if __name__ == "__main__":
+    main()

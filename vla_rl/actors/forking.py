@@ -1,0 +1,295 @@
+"""Fork servers as their runtime sees them: started with the first child that names one, replaced when they die.
+
+    prepare ──► Ready ──► one request at a time ──► Forked(pid, pidfd) ... Ended(returncode)
+       └──► Failed, or too slow, or dead: raised by whoever waits; the next spawn starts another server
+
+The children of a dead server go on: they live by their own pipe to us. Their end is still noticed, by pidfd; only how they
+ended nobody can say then.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import select
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from vla_rl.actors.fork_protocol import (
+    ChildSettings,
+    Ended,
+    Failed,
+    Fork,
+    Forked,
+    Preparation,
+    Preparing,
+    Ready,
+    Refused,
+    Reply,
+    receive_reply,
+    send,
+    socket_pair,
+)
+from vla_rl.actors.forked_process import ForkedProcess
+from vla_rl.actors.placement import ChildProcess, ForkServer
+from vla_rl.actors.remote_errors import error_from
+from vla_rl.actors.spawned_process import OnExit, cause_of, own_sys_path, subprocess_of
+from vla_rl.actors.stderr_tail import StderrTail
+from vla_rl.errors import ActorDied, ActorFrozen
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_WITHIN_S = 30.0
+"""A fork takes milliseconds, tens of them for gigabytes; a server that takes longer than this is frozen."""
+
+_STOP_WITHIN_S = 5.0
+
+
+class ForkServers:
+    """The fork servers of one runtime, by what they were asked to prepare."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._servers: dict[bytes, ForkServerProcess] = {}
+
+    def of(self, placement: ChildProcess) -> "ForkServerProcess":
+        """The server of this placement, started where there is none that lives. Raises: OSError where it cannot be."""
+        assert placement.fork_from is not None
+        key = msgspec.json.encode((placement.python, placement.fork_from), order="deterministic")
+        server = self._servers.get(key)
+        if server is None or not server.is_alive():
+            server = self._servers[key] = ForkServerProcess(f"fork server of {self._name}", placement)
+        return server
+
+    async def close(self) -> None:
+        """End all servers; their children are gone by then."""
+        for server in self._servers.values():
+            server.close()
+        try:
+            await asyncio.gather(*(server.until_gone() for server in self._servers.values()))
+        except BaseException:  # nobody may wait any longer
+            for server in self._servers.values():
+                server.kill()
+            raise
+
+
+class ForkServerProcess:
+    """One server, from its launch to its end.
+
+    Args:
+        name: for errors and for what it writes to stderr.
+        placement: `placement.fork_from` says what to prepare.
+    """
+
+    def __init__(self, name: str, placement: ChildProcess) -> None:
+        fork_from = placement.fork_from
+        assert fork_from is not None
+        self.name, self._fork_from = name, fork_from
+        self.is_failed = False
+        """Whether it will fork no more."""
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._doing = "its start"
+        self._frozen: str | None = None
+        self._numbers = itertools.count()
+        self._queue: deque[ForkedProcess] = deque()
+        self._asked: ForkedProcess | None = None
+        self._forked: dict[int, ForkedProcess] = {}
+        self._socket, theirs = socket_pair()
+        stderr_read, stderr_write = os.pipe()
+        try:
+            self._process = _start(placement, fork_from, theirs.fileno(), stderr_write)
+        except OSError:
+            self._socket.close()
+            os.close(stderr_read)
+            raise
+        finally:
+            theirs.close()
+            os.close(stderr_write)
+        self._stderr = StderrTail(stderr_read, name)
+        self._pidfd = os.pidfd_open(self.pid)
+        self._timer: asyncio.TimerHandle | None = None
+        self._time_out_after(fork_from.prepare_timeout_s)
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._pidfd, self._end)
+        self._loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        """Whether it may still fork, asked of the kernel: our loop may have had no time to notice its end."""
+        return not self.is_failed and not select.select([self._pidfd], [], [], 0)[0]
+
+    async def until_ready(self) -> None:
+        """Wait until it is prepared. Raises: what a hook raised; ActorFrozen naming the one that did not end; ActorDied."""
+        await asyncio.shield(self._ready)
+
+    def start(
+        self, placement: ChildProcess, settings: ChildSettings, arenas: Sequence[int], stderr: int, on_exit: OnExit
+    ) -> "ForkedProcess":
+        """Fork a child as soon as it can be. See `StartProcess`."""
+        settings = msgspec.structs.replace(settings, sys_path=None)  # the server's own, which it got from us
+        request = Fork(next(self._numbers), settings, placement.env)
+        process = ForkedProcess(self._withdraw, request, [os.dup(fd) for fd in (stderr, *arenas)], on_exit)
+        if self.is_failed:
+            self._loop.call_soon(process.end_unborn, f"{self.name} is gone", ())
+        else:
+            self._queue.append(process)
+            self._ask_next()
+        return process
+
+    def _withdraw(self, process: "ForkedProcess") -> bool:
+        """Take a child off the queue; False where it is asked for already."""
+        if process not in self._queue:
+            return False
+        self._queue.remove(process)
+        return True
+
+    def close(self) -> None:
+        """Have it end by itself, and kill it where it does not."""
+        if not self._gone.done():
+            self._stop_asking()
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._cancel_timer()
+            self._timer = self._loop.call_later(_STOP_WITHIN_S, self.kill)
+
+    async def until_gone(self) -> None:
+        """Wait until the process is reaped."""
+        await asyncio.shield(self._gone)
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        if not self._gone.done():
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _ask_next(self) -> None:
+        """One request at a time: the server can do no more, and so no message of ours ever finds its buffer full."""
+        if self._asked is not None or not self._queue or not self._is_ready or self.is_failed:
+            return
+        process = self._asked = self._queue.popleft()
+        self._time_out_after(_ANSWER_WITHIN_S)
+        self._send(process.request, process.fds)
+        process.close_fds()
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
+
+    def _send(self, message: Fork, fds: list[int]) -> None:
+        try:
+            send(self._socket, message, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it is gone, as its pidfd will tell
+
+    def _on_readable(self) -> None:
+        while self._socket.fileno() >= 0:
+            try:
+                received = receive_reply(self._socket)
+            except BlockingIOError:
+                return
+            if received is None:
+                self._loop.remove_reader(self._socket.fileno())
+                self._stop_asking()
+                return
+            self._on_reply(*received)
+
+    def _on_reply(self, reply: Reply, fds: list[int]) -> None:
+        if isinstance(reply, Preparing):
+            self._doing = reply.what
+        elif isinstance(reply, Ready):
+            self._cancel_timer()
+            self._ready.set_result(None)
+            self._ask_next()
+        elif isinstance(reply, Failed):
+            self._fail(error_from(reply.report, self.name, self.pid))
+        elif isinstance(reply, Ended):
+            self._forked.pop(reply.number).on_status(reply.returncode)
+        else:
+            self._on_answer(reply, fds)
+
+    def _on_answer(self, reply: Forked | Refused, fds: list[int]) -> None:
+        process, self._asked = self._asked, None
+        assert process is not None
+        assert process.request.number == reply.number
+        self._cancel_timer()
+        if isinstance(reply, Refused):
+            process.end_unborn(f"not forked: {reply.reason}", ())
+        else:
+            self._forked[reply.number] = process
+            process.on_forked(reply.pid, fds[0])
+        self._ask_next()
+
+    def _time_out_after(self, seconds: float) -> None:
+        self._cancel_timer()
+        self._timer = self._loop.call_later(seconds, self._freeze, seconds)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _freeze(self, seconds: float) -> None:
+        """It took too long: the one cure is to kill it."""
+        what = "a fork" if self._is_ready else self._doing
+        self._frozen = f"{what} did not end within {seconds:g} s; it was killed"
+        self.kill()
+
+    def _stop_asking(self) -> None:
+        self.is_failed = True
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing can be forked any more: all who wait learn why."""
+        self._stop_asking()
+        self._cancel_timer()
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # perhaps nobody waits
+
+    def _end(self) -> None:
+        """The process is gone: tell everybody, and leave its children to themselves."""
+        returncode = self._process.wait()
+        if self._socket.fileno() >= 0:
+            self._on_readable()  # its last replies
+        expected = self._socket.fileno() < 0
+        if not expected:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._stderr.close()
+        cause, words = self._frozen or cause_of(returncode), self._stderr.last_lines
+        if self._is_ready and not expected:
+            logger.warning("%s died: %s; its %d children go on.", self.name, cause, len(self._forked))
+        kind = ActorFrozen if self._frozen else ActorDied
+        self._fail(kind(self.name, self.pid, cause, words))
+        unborn = [*([self._asked] if self._asked is not None else []), *self._queue]
+        self._asked = None
+        self._queue.clear()
+        for process in unborn:
+            process.end_unborn(f"not forked: {self.name} died: {cause}", words)
+        for process in list(self._forked.values()):
+            process.on_server_lost()
+        self._forked.clear()
+        self._gone.set_result(None)
+
+
+def _start(placement: ChildProcess, fork_from: ForkServer, socket_fd: int, stderr: int) -> "subprocess.Popen[bytes]":
+    preparation = Preparation(own_sys_path(placement), fork_from.imports, fork_from.prepare)
+    one_thread = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # theirs begin when NumPy is imported
+    arguments = ["vla_rl.actors.fork_server", str(socket_fd), str(os.getpid())]
+    with open(os.memfd_create("vla_rl-preparation", os.MFD_CLOEXEC), "wb") as file:
+        file.write(msgspec.json.encode(preparation))
+        file.flush()
+        file.seek(0)
+        return subprocess_of(
+            placement, arguments, {**one_thread, **fork_from.env}, stderr, [socket_fd], stdin=file.fileno()
+        )

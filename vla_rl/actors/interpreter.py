@@ -1,0 +1,120 @@
+"""Whether another Python interpreter can run actors: asked once, before a process is started there."""
+
+import asyncio
+import functools
+import json
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import vla_rl
+from vla_rl.errors import ConfigError
+
+RUNTIME_PACKAGES = {"msgspec": "msgspec", "numpy": "numpy", "uvloop": "uvloop", "zmq": "pyzmq"}
+"""What an actor's process imports beside vla_rl itself: the name to import, and the name to install."""
+
+_OLDEST = (3, 11)
+_ANSWER_WITHIN_S = 60.0
+_PROBE = """
+import json, sys
+sys.path[:] = [folder for folder in sys.path if folder]  # as an actor's process has it, which does not look around
+from importlib.util import find_spec
+missing = [name for name in {packages!r} if find_spec(name) is None]
+own = None
+if find_spec("vla_rl") is not None:
+    import vla_rl
+    own = vla_rl.__version__
+print(json.dumps([sys.version_info[:2], missing, own]))
+"""
+
+
+async def check_interpreter(python: str, packages: dict[str, str] | None = None) -> None:
+    """Raise ConfigError with what is wrong and what to do, unless actors can run there.
+
+    Args:
+        python: path of the interpreter.
+        packages: needed beside `RUNTIME_PACKAGES`; names to import, and to install.
+    """
+    needed = {**RUNTIME_PACKAGES, **(packages or {})}
+    found, missing, own = await _probe(python, tuple(needed))
+    if tuple(found) < _OLDEST:
+        raise ConfigError(
+            f"python is {python!r}, which is Python {_dotted(found)}, expected {_dotted(_OLDEST)} or newer; make the "
+            "virtual environment with a newer one."
+        )
+    faults, installs = [], []
+    if own is None:
+        faults.append("vla_rl")
+        installs.append(f"--no-deps {_source()}")
+    elif own != vla_rl.__version__:
+        faults.append(f"vla_rl {vla_rl.__version__} (it has {own})")
+        installs.append(f"--no-deps --force-reinstall {_source()}")
+    if missing:
+        names = [needed[name] for name in missing]
+        faults += names
+        installs.append(" ".join(names))
+    if faults:
+        commands = " && ".join(f"{python} -m pip install {what}" for what in installs)
+        raise ConfigError(f"python is {python!r}, which lacks {', '.join(faults)}; run `{commands}`.")
+
+
+async def _probe(python: str, packages: tuple[str, ...]) -> tuple[list[int], list[str], str | None]:
+    """Version, missing packages and version of vla_rl there, asked once for the same file."""
+    key, known = (python, packages, _identity(python)), _answers()
+    if key not in known or known[key][1] or known[key][2] is None:  # what was missing may be there now
+        known[key] = await _ask(python, packages)
+    return known[key]
+
+
+def _identity(python: str) -> tuple[int, int]:
+    """What tells this file from another one under the same path."""
+    path = Path(python)
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise ConfigError(f"python is {python!r}, which is no executable file; expected the path of an interpreter.")
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+@functools.cache
+def _answers() -> dict[tuple[object, ...], tuple[list[int], list[str], str | None]]:
+    """What interpreters have answered so far."""
+    return {}
+
+
+async def _ask(python: str, packages: tuple[str, ...]) -> tuple[list[int], list[str], str | None]:
+    process = await asyncio.create_subprocess_exec(
+        python,
+        "-c",
+        _PROBE.format(packages=packages),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_ANSWER_WITHIN_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        raise ConfigError(f"python is {python!r}, which did not answer within {_ANSWER_WITHIN_S:g} s.") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    try:
+        found, missing, own = json.loads(out)
+    except ValueError:
+        words = err.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        raise ConfigError(
+            f"python is {python!r}, which does not behave as a Python interpreter (exit code {process.returncode}: "
+            f"{words[0]}); expected the path of one."
+        ) from None
+    return found, missing, own
+
+
+def _dotted(numbers: "tuple[int, ...] | list[int]") -> str:
+    return ".".join(map(str, numbers))
+
+
+def _source() -> str:
+    """What `pip install` is to be given for the vla_rl that runs here: its checkout, or its version."""
+    checkout = Path(vla_rl.__file__).parent.parent
+    return str(checkout) if (checkout / "pyproject.toml").is_file() else f"vla_rl=={version('vla_rl')}"

@@ -1,0 +1,121 @@
+"""A child in a fresh interpreter: never a fork of this process, which may have threads, a loop and a GPU context.
+
+It reads its settings from stdin, whose other end we keep: it closes with us. Its end is read from a pidfd, at once and at
+no idle cost; a socket would never tell.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+import vla_rl
+from vla_rl.actors.fork_protocol import ChildSettings
+from vla_rl.actors.placement import ChildProcess
+
+OnExit = Callable[[str, tuple[str, ...]], None]
+"""Called once, on the loop, when the process is gone: with the cause, and the words of whoever failed to start it."""
+
+
+class StartedProcess(Protocol):
+    """A process of ours as its channel sees it, from its start to its end."""
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 for as long as there is none."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL, which also ends a stopped process; `on_exit` follows. Nothing happens where it is gone."""
+        ...
+
+
+StartProcess = Callable[[ChildProcess, ChildSettings, Sequence[int], int, OnExit], StartedProcess]
+"""Starts a process: (placement, settings, arenas, stderr, on_exit). The descriptors stay the caller's, who closes them."""
+
+
+class SpawnedProcess:
+    """A fresh interpreter. See `StartProcess` for the arguments; raises OSError where it cannot be started."""
+
+    def __init__(
+        self, placement: ChildProcess, settings: ChildSettings, arenas: Sequence[int], stderr: int, on_exit: OnExit
+    ) -> None:
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._process = subprocess_of(
+            placement, ["vla_rl.actors.child", settings.name], placement.env, stderr, arenas, stdin=subprocess.PIPE
+        )
+        words = msgspec.json.encode(settings)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is gone already, as its pidfd will tell
+            self._process.stdin.write(len(words).to_bytes(4, "little") + words)
+        self._pidfd = os.pidfd_open(self.pid)
+        self._is_gone = False
+        self._loop.add_reader(self._pidfd, self._end)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """SIGKILL, which also ends a stopped process."""
+        if not self._is_gone:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _end(self) -> None:
+        returncode = self._process.wait()
+        self._is_gone = True
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._on_exit(cause_of(returncode), ())
+
+
+def subprocess_of(
+    placement: ChildProcess,
+    module_and_arguments: list[str],
+    env: dict[str, str],
+    stderr: int,
+    pass_fds: Sequence[int],
+    stdin: int,
+) -> "subprocess.Popen[bytes]":
+    """A fresh interpreter that runs one of our modules, with nothing of this process but its environment and stdout."""
+    own_path = [] if placement.python else [str(Path(vla_rl.__file__).parent.parent)]
+    python_path = os.pathsep.join(filter(None, [*own_path, os.environ.get("PYTHONPATH")]))
+    # Ctrl-C goes to the whole process group: a child must not die of it before it can say so.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [placement.python or sys.executable, "-P", "-m", *module_and_arguments],
+            stdin=stdin,
+            bufsize=0,
+            stderr=stderr,
+            pass_fds=pass_fds,
+            env={**os.environ, "PYTHONPATH": python_path, **env},
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def own_sys_path(placement: ChildProcess) -> list[str] | None:
+    """What the child's `sys.path` is to be: ours, or None for that of another interpreter."""
+    return None if placement.python else sys.path
+
+
+def cause_of(returncode: int) -> str:
+    """`exit code 3`, or the name of the signal."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
