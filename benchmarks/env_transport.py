@@ -3,10 +3,12 @@
 Each step brings two 224x224x3 frames and 8 floats (301 KB) from a simulator that costs nothing, so that only transport is
 measured. Ours: one coroutine for each env handle, as episodes use them (`read in place`: the frames are used where they lie;
 `copied out`: copied into memory of one's own), and the vector env in lockstep. Peers: gymnasium's AsyncVectorEnv with shared
-memory, stable-baselines3's SubprocVecEnv, Ray actors. Limit: copying the bytes once. All take turns, round after round.
+memory, stable-baselines3's SubprocVecEnv, Ray actors. Limits: copying the bytes once, and `bare ZeroMQ`, which is the
+frames in shared memory and a note over ZeroMQ with no runtime around them. All take turns, round after round.
 
 Prints a table, and as its last line a JSON object of ratios; goals: vs_gym_shm_1 >= 1.3, vs_gym_shm_16 >= 1.5,
-vs_gym_shm_nocopy_16 >= 1.2, vs_sb3_16 >= 8, vs_ray_16 >= 25.
+vs_gym_shm_nocopy_16 >= 1.2, vs_sb3_16 >= 8, vs_ray_16 >= 25. `share_of_zmq_floor_16` is ours over bare ZeroMQ, and
+`zmq_floor_vs_...` what bare ZeroMQ itself reaches against a peer: more than that no runtime over ZeroMQ can.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import numpy as np
 import uvloop
 from gymnasium.vector import AsyncVectorEnv
 
+from benchmarks.bare_zmq import BareSimulators
 from benchmarks.frames_env import FRAME, FRAMES_ID, FramesEnv
 from benchmarks.interleaved import measure_in_turn, print_json_line, print_table
 from vla_rl.actors import Runtime
@@ -116,6 +119,18 @@ def ray_actors(num_envs: int, seconds: float) -> Iterator[Way]:
 
 
 @contextmanager
+def bare_zmq(num_envs: int, seconds: float) -> Iterator[Way]:
+    """The floor; see `benchmarks.bare_zmq`."""
+    with BareSimulators(num_envs) as simulators:
+
+        def run(num_steps: int) -> None:
+            for _ in range(num_steps):
+                simulators.step()
+
+        yield lambda: steps_per_second(run, num_envs, seconds)
+
+
+@contextmanager
 def our_vector(num_envs: int, copy: bool, seconds: float) -> Iterator[Way]:
     """Our vector env, in lockstep over the same kind of processes."""
     envs = make_vec(FRAMES_ID, num_envs, copy=copy)
@@ -180,6 +195,8 @@ def main() -> None:
             ways[f"gym shm, {number}"] = stack.enter_context(gym_shm(number, True, seconds))
             ways[f"gym shm nocopy, {number}"] = stack.enter_context(gym_shm(number, False, seconds))
         ways["sb3, 16"] = stack.enter_context(sb3_subproc(16, seconds))
+        for number in (1, 16):
+            ways[f"bare ZeroMQ, {number}"] = stack.enter_context(bare_zmq(number, seconds))
         if not options.without_ray:
             ways["ray, 16"] = stack.enter_context(ray_actors(16, seconds))
         ways["our vector env, 16"] = stack.enter_context(our_vector(16, True, seconds))
@@ -204,8 +221,19 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
         "vector_vs_gym_shm_16": rates["our vector env, 16"] / rates["gym shm, 16"],
         "vector_nocopy_vs_gym_shm_nocopy_16": rates["our vector env nocopy, 16"] / rates["gym shm nocopy, 16"],
     }
+    floor_16 = rates["bare ZeroMQ, 16"]
+    figures |= {
+        "share_of_zmq_floor_1": ours_1 / rates["bare ZeroMQ, 1"],
+        "share_of_zmq_floor_16": ours_16 / floor_16,
+        "vector_share_of_zmq_floor_16": rates["our vector env nocopy, 16"] / floor_16,
+        "zmq_floor_vs_gym_shm_1": rates["bare ZeroMQ, 1"] / rates["gym shm, 1"],
+        "zmq_floor_vs_gym_shm_16": floor_16 / rates["gym shm, 16"],
+        "zmq_floor_vs_gym_shm_nocopy_16": floor_16 / rates["gym shm nocopy, 16"],
+        "zmq_floor_vs_sb3_16": floor_16 / rates["sb3, 16"],
+    }
     if "ray, 16" in rates:
         figures["vs_ray_16"] = ours_16 / rates["ray, 16"]
+        figures["zmq_floor_vs_ray_16"] = floor_16 / rates["ray, 16"]
     return figures
 
 

@@ -84,7 +84,7 @@ class SleepingEnv:
         outcome = await self.step_chunk(action[None])
         return outcome.observation, float(outcome.rewards.sum()), outcome.terminated, outcome.truncated, outcome.info
 
-    async def step_chunk(self, actions: np.ndarray) -> ChunkOutcome:
+    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
         self._pool.num_executed += 1
         await asyncio.sleep(chunk_time_s(self._pool.random))
         self._chunks_left -= 1

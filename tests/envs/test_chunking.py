@@ -36,6 +36,9 @@ class Countdown(gymnasium.Env[np.ndarray, np.ndarray]):
             self.drawn_at.append(self._count)
         return np.array([self._count], np.float32), float(self._count), is_over, False, {"count": self._count}
 
+    def render(self) -> np.ndarray:  # type: ignore[override]
+        return np.array([self._count])
+
 
 def test_every_row_runs_and_is_rewarded() -> None:
     env = ActionChunks(Countdown(length=10), chunk_size=3)
@@ -75,12 +78,35 @@ def test_the_end_of_an_episode_is_rendered_in_the_middle_of_a_chunk() -> None:
     assert env.drawn_at == [4, 6]
 
 
+def test_frames_are_those_of_every_kth_control_step_of_the_episode_whatever_the_chunks() -> None:
+    env = Countdown(length=8)
+    chunks = ActionChunks(env, chunk_size=3, frames_every=2)
+    for _ in range(2):
+        chunks.reset()
+        infos = [chunks.step(np.zeros((3, 2), np.float32))[4] for _ in range(3)]
+        assert [info["frames"][:, 0].tolist() for info in infos] == [[2], [4, 6], [8]]
+    assert env.drawn_at == [3, 6, 8] * 2  # observations are drawn no more often for it
+
+
 def test_a_video_gets_every_row() -> None:
-    env = Countdown(length=100)
-    chunks = ActionChunks(env, chunk_size=3, render_every_row=True)
+    chunks = ActionChunks(Countdown(length=100), chunk_size=3, frames_every=1)
     chunks.reset()
-    chunks.step(np.zeros((3, 2), np.float32))
-    assert env.drawn_at == [1, 2, 3]
+    assert chunks.step(np.zeros((3, 2), np.float32))[4]["frames"][:, 0].tolist() == [1, 2, 3]
+
+
+def test_a_chunk_in_which_no_frame_is_due_has_none() -> None:
+    chunks = ActionChunks(Countdown(length=100), chunk_size=3, frames_every=4)
+    chunks.reset()
+    assert "frames" not in chunks.step(np.zeros((3, 2), np.float32))[4]
+
+
+def test_frames_of_an_environment_that_renders_nothing_are_refused() -> None:
+    env = gymnasium.make("vla_rl.envs:vla_rl/toy_reach-v0", task_id=0)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match='render gave NoneType; make the environment with render_mode="rgb_array"'):
+        run_chunk(env, np.zeros((2, 7), np.float32), frames_every=1)
+    with pytest.raises(ValueError, match="frames_every is 0, expected >= 1"):
+        run_chunk(env, np.zeros((2, 7), np.float32), frames_every=0)
 
 
 def test_the_action_space_is_a_stack_of_rows() -> None:

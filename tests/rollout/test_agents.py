@@ -42,7 +42,7 @@ class OneBufferEnv:
     async def reset(self) -> tuple[Observation, Info]:
         return self._observe(), {}
 
-    async def step_chunk(self, actions: np.ndarray) -> ChunkOutcome:
+    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
         self.actions.append(float(actions[0, 0]))
         self._num_chunks += 1
         is_last = self._num_chunks == 3

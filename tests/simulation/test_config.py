@@ -17,11 +17,11 @@ from vla_rl.simulation.restarts import RestartBudget
         ("step_timeout_s", 0.0),
         ("reset_timeout_s", -1.0),
         ("start_timeout_s", 0.0),
-        ("max_episodes", 0),
-        ("max_rss_mb", 0),
+        ("recycle_after_episodes", 0),
+        ("rss_limit_mb", 0),
         ("max_restarts", -1),
         ("restart_window_s", 0.0),
-        ("egl_devices", (0, -1)),
+        ("render_devices", (0, -1)),
     ],
 )
 def test_a_value_out_of_range_is_refused(field: str, value: Any) -> None:
@@ -30,7 +30,7 @@ def test_a_value_out_of_range_is_refused(field: str, value: Any) -> None:
 
 
 def test_without_devices_the_environment_is_as_configured() -> None:
-    assert SimulatorConfig().environment_of(3) == {"OMP_NUM_THREADS": "1"}
+    assert SimulatorConfig().environment_of(3) == {"OMP_NUM_THREADS": "1", "VLA_RL_PROCESS_INDEX": "3"}
 
 
 def test_restarts_long_ago_do_not_count() -> None:

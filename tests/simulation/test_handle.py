@@ -186,10 +186,10 @@ async def test_a_tuple_goes_there_and_comes_back_as_a_tuple(runtime: Runtime) ->
 
 
 async def test_a_simulator_process_has_the_configured_environment_and_no_torch(runtime: Runtime) -> None:
-    config = SimulatorConfig(environment={"MUJOCO_GL": "osmesa"}, egl_devices=(2, 5))
-    assert config.environment_of(3) == {"MUJOCO_GL": "osmesa", "MUJOCO_EGL_DEVICE_ID": "5"}
+    config = SimulatorConfig(environment={"MUJOCO_GL": "osmesa"}, render_devices=(2, 5))
+    assert config.environment_of(3) == {"MUJOCO_GL": "osmesa", "MUJOCO_EGL_DEVICE_ID": "5", "VLA_RL_PROCESS_INDEX": "3"}
     async with asyncio.timeout(30), open_env(runtime, TOY, config) as env:
         process = Path(f"/proc/{env.process.pid}")
         assert b"MUJOCO_GL=osmesa" in (process / "environ").read_bytes().split(b"\0")
         assert "torch" not in (process / "maps").read_text()
-        assert 1.0 < env.process.rss_mb() < 200.0
+        assert 1.0 < env.process.private_mb() < 200.0

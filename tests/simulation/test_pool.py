@@ -1,6 +1,9 @@
 """The pool: leases, affinity, replacement of the dead, the frozen and the worn out, and an end to restart storms."""
 
 import asyncio
+import contextlib
+import itertools
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -63,7 +66,7 @@ async def test_many_episodes_share_few_simulators(runtime: Runtime, episode: Epi
         assert metrics["simulation/idle"] == 2
         assert metrics["simulation/waiting"] == 0
         assert metrics["simulation/lease_wait_s"] > 0
-        assert metrics["simulation/rss_mb_max"] > 1
+        assert metrics["simulation/private_mb_max"] > 1
 
 
 async def test_a_lease_waits_for_a_free_simulator(runtime: Runtime, episode: Episode) -> None:
@@ -111,13 +114,14 @@ async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
 
 async def test_a_simulator_that_dies_while_idle_costs_no_episode(runtime: Runtime, episode: Episode) -> None:
     async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool:
-        await play(pool, episode(0))
-        (pid,) = pool.pids
-        os.kill(pid, signal.SIGKILL)
-        await until_gone(pid)
+        async with pool.lease(episode(0)) as env:
+            process = env.handle.process
+        os.kill(process.pid, signal.SIGKILL)
+        while process.is_alive():  # noqa: ASYNC110  # a turn of the loop at a time, until its end is known here
+            await asyncio.sleep(0)
         await play(pool, episode(1))
         assert pool.metrics()["simulation/replaced/died"] == 1
-        assert pool.pids != [pid]
+        assert pool.pids != [process.pid]
 
 
 async def test_a_broken_environment_is_built_anew_in_the_same_process(
@@ -133,25 +137,78 @@ async def test_a_broken_environment_is_built_anew_in_the_same_process(
 
 
 async def test_a_simulator_is_replaced_after_its_number_of_episodes(runtime: Runtime, episode: Episode) -> None:
-    config = SimulatorConfig(num_envs=2, max_episodes=2)
+    config = SimulatorConfig(num_envs=2, recycle_after_episodes=2)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
-        before = set(pool.pids)
-        attempts = [await play_again_where_lost(pool, episode(number)) for number in range(8)]
-        assert [attempt for _, attempt in attempts] == [0] * 8
-        assert pool.metrics()["simulation/replaced/max_episodes"] >= 3
+        before, number = set(pool.pids), itertools.count()
+        while pool.metrics()["simulation/replaced/recycle_after_episodes"] < 3:
+            assert (await play_again_where_lost(pool, episode(next(number))))[1] == 0
+        assert next(number) >= 6
         assert pool.metrics()["simulation/replaced/died"] == 0
-        assert not before & set(pool.pids)
+        assert not before <= set(pool.pids)
+
+
+async def test_a_worn_out_simulator_plays_on_until_its_successor_is_up(
+    runtime: Runtime, episode: Episode, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = SimulatorConfig(num_envs=1, recycle_after_episodes=3)
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        (first,) = pool.pids
+        with caplog.at_level(logging.INFO):
+            for number in range(3):
+                await play(pool, episode(number))
+        assert "simulator env-0 is replaced (recycle_after_episodes) after 3 episodes" in caplog.text
+        async with pool.lease(episode(3)) as env:  # the fourth, at once: nobody waits for the successor
+            assert env.handle.process.pid == first
+            await env.reset()
+            await until_there_is(b"env-0.1")
+            await env.step(STILL[0])  # the successor waits for the end of the episode
+        await until_gone(first)
+        async with pool.lease(episode(4)) as env:
+            assert env.handle.process.pid != first
+            assert env.handle.process.num_episodes == 0
+        assert pool.metrics()["simulation/replaced/recycle_after_episodes"] == 1
+
+
+async def test_without_room_for_two_the_old_simulator_goes_before_the_new_one_comes(
+    runtime: Runtime, episode: Episode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.simulation.pool.available_mb", lambda: 0.0)
+    config = SimulatorConfig(num_envs=1, recycle_after_episodes=1)
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        used = []
+        for number in range(3):
+            async with pool.lease(episode(number)) as env:
+                used.append(env.handle.process.pid)
+                await env.reset()
+                assert len(children_named(b"env-0")) == 1
+        assert len(set(used)) == 3
+
+
+async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_one_attempt(
+    runtime: Runtime, episode: Episode
+) -> None:
+    config = SimulatorConfig(num_envs=1, recycle_after_episodes=1)
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        await play(pool, episode(0))
+        async with pool.lease(episode(1)) as env:
+            os.kill(env.handle.process.pid, signal.SIGKILL)
+            with pytest.raises(ActorDied):
+                await env.reset()
+        assert pool.metrics()["simulation/replaced/recycle_after_episodes"] == 1
+        assert pool.metrics()["simulation/replaced/died"] == 1
+        await play(pool, episode(1))
+        assert pool.metrics()["simulation/replaced/died"] == 1
 
 
 async def test_a_simulator_that_grows_is_replaced_and_no_episode_is_lost(runtime: Runtime, episode: Episode) -> None:
-    config = SimulatorConfig(num_envs=1, max_rss_mb=150)
+    config = SimulatorConfig(num_envs=1, rss_limit_mb=150)
     leaking = {"fault": "leak", "at_step": 1, "times": 1000}
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         attempts = [
             await play_again_where_lost(pool, episode(number, "vla_rl/faulty-v0", **leaking)) for number in range(8)
         ]
         assert [attempt for _, attempt in attempts] == [0] * 8
-        assert pool.metrics()["simulation/replaced/max_rss"] >= 1
+        assert pool.metrics()["simulation/replaced/rss_limit_mb"] >= 1
 
 
 async def test_a_cancelled_episode_gives_its_simulator_back(runtime: Runtime, episode: Episode) -> None:
@@ -251,3 +308,21 @@ async def until_gone(pid: int) -> None:
     """Until the process is reaped, which the runtime's loop does; a turn of the loop at a time."""
     while Path(f"/proc/{pid}").exists():  # noqa: ASYNC110, ASYNC240
         await asyncio.sleep(0)
+
+
+async def until_there_is(name: bytes) -> None:
+    """Until a process of that name has started, which is nobody's event here."""
+    while not children_named(name):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+def children_named(name: bytes) -> list[int]:
+    """Processes below this one whose name begins like that."""
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            waiting += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            if Path(f"/proc/{pid}/comm").read_bytes().startswith(name):
+                found.append(pid)
+    return found

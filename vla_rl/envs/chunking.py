@@ -19,11 +19,12 @@ class ActionChunks(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.nd
     Args:
         env: an environment whose action space is a `Box`.
         chunk_size: rows of a chunk, H >= 1.
-        render_every_row: also render the rows in between, for a video.
+        frames_every: also give `info["frames"]`, what `render` gives after every k-th control step of the episode,
+            for a video; absent where none is due.
     """
 
     def __init__(
-        self, env: gymnasium.Env[Observation, np.ndarray], chunk_size: int, render_every_row: bool = False
+        self, env: gymnasium.Env[Observation, np.ndarray], chunk_size: int, frames_every: int | None = None
     ) -> None:
         super().__init__(env)
         row = env.action_space
@@ -33,11 +34,19 @@ class ActionChunks(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.nd
             raise ValueError(f"chunk_size is {chunk_size}, expected >= 1.")
         low, high = (np.broadcast_to(bound, (chunk_size, *row.shape)).copy() for bound in (row.low, row.high))
         self.action_space = spaces.Box(low, high, dtype=row.dtype.type)
-        self._render_every_row = render_every_row
+        self._frames_every, self._num_steps = frames_every, 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode."""
+        self._num_steps = 0
+        return self.env.reset(seed=seed, options=options)
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Run the chunk; the reward is the sum over the rows that ran."""
         observation, rewards, terminated, truncated, info = run_chunk(
-            self.env, action, render_every_row=self._render_every_row
+            self.env, action, frames_every=self._frames_every, num_steps_before=self._num_steps
         )
+        self._num_steps += len(rewards)
         return observation, float(rewards.sum()), terminated, truncated, {**info, "rewards": rewards}

@@ -11,8 +11,11 @@ import numpy as np
 from vla_rl.types import ActionChunk, Env, Info, Observation, Policy, Step, StopReason, Trajectory
 
 
-async def embodied_agent(env: Env, policy: Policy) -> Trajectory:
+async def embodied_agent(env: Env, policy: Policy, *, frames_every: int | None = None) -> Trajectory:
     """Look, choose an action chunk, run it open loop, and look again, until the episode ends.
+
+    `functools.partial(embodied_agent, frames_every=8)` is an agent that also keeps a picture of every 8th control step in
+    `Step.frames`, for rewards and videos that look at more than the policy does.
 
     Observations may be views into memory that the next step overwrites, so each is copied once, before the policy sees it:
     the trajectory owns all its arrays, and nothing of the environment's is held while it moves.
@@ -22,8 +25,15 @@ async def embodied_agent(env: Env, policy: Policy) -> Trajectory:
     while True:
         seen: Observation = owned_copy(observation)
         chunk = await policy.act(seen)
-        outcome = await env.step_chunk(chunk.actions)
-        steps.append(Step(observation=seen, chunk=owned_chunk(chunk), rewards=np.array(outcome.rewards)))
+        outcome = await env.step_chunk(chunk.actions, frames_every=frames_every)
+        steps.append(
+            Step(
+                observation=seen,
+                chunk=owned_chunk(chunk),
+                rewards=np.array(outcome.rewards),
+                frames=owned_copy(outcome.frames),
+            )
+        )
         if outcome.terminated or outcome.truncated:
             return Trajectory(
                 episode=env.episode,

@@ -1,11 +1,14 @@
 """Actions are looked at before they leave: a wrong one is the caller's mistake and must not reach a simulator."""
 
+from operator import le
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from vla_rl.simulation.spaces import spell
+
+_SHORT = 32
 
 
 class ActionGate:
@@ -21,10 +24,19 @@ class ActionGate:
         self._box = space if isinstance(space, spaces.Box) else None
         self._dtype = space.dtype
         self._shape = space.shape or ()
+        self._bounds: tuple[list[float], list[float]] | None = None
+        """Of a short vector, whose numbers are looked at faster as Python's own."""
+        if self._box is not None and len(self._shape) == 1 and self._shape[0] <= _SHORT:
+            self._bounds = self._box.low.tolist(), self._box.high.tolist()
 
     def one(self, action: Any) -> Any:
         """An action of one control step. Raises: ValueError saying what is wrong with it."""
         if self._box is not None:
+            if self._bounds is not None and type(action) is np.ndarray and action.dtype is self._dtype:
+                low, high = self._bounds
+                numbers = action.tolist()
+                if action.shape == self._shape and all(map(le, low, numbers)) and all(map(le, numbers, high)):
+                    return action  # a NaN is not
             return self._in_box(self._box, action, self._shape, "action")
         if isinstance(self._space, spaces.Discrete):
             return self._discrete(self._space, action)
@@ -33,6 +45,14 @@ class ActionGate:
         if not self._space.contains(action):
             raise ValueError(f"action for {self._env_id} is {spell(action)}, expected a value of {self._space}.")
         return action
+
+    def pack(self, action: Any) -> Any:
+        """What travels of an action that was let through: of a Box its bytes alone, since the other end knows the rest."""
+        return action.tobytes() if self._box is not None else action
+
+    def unpack(self, packed: Any) -> Any:
+        """The action that `pack` was given; read-only."""
+        return np.ndarray(self._shape, self._dtype, packed) if self._box is not None else packed
 
     def chunk(self, actions: Any) -> np.ndarray:
         """Rows of actions, [H, *shape] with H >= 1. Raises: ValueError saying what is wrong with them."""

@@ -48,6 +48,7 @@ class CheckedEnv:
     def __init__(self, spec: EnvSpec) -> None:
         self.spec = spec
         self._was_reset = False
+        self._num_steps = 0
         try:
             self._env = _make(spec)
             self._simulator: Any = self._env.unwrapped
@@ -67,6 +68,7 @@ class CheckedEnv:
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Info]:
         """Begin an episode."""
         self._was_reset = True
+        self._num_steps = 0
         try:
             answer: Any = self._env.reset(seed=seed, options=options)
         except Exception as error:
@@ -89,8 +91,16 @@ class CheckedEnv:
         if not isinstance(answer, tuple) or len(answer) != 5:
             expected = "expected a tuple (observation, reward, terminated, truncated, info)"
             raise self._broken("step", f"{spell(answer)}, {expected}")
+        self._num_steps += 1
         observation, reward, terminated, truncated, info = answer
-        observation, info = self._valid("step", observation), self._valid_info("step", info)
+        if (problem := self._wrong(observation)) is not None:
+            raise self._broken("step", problem)
+        if not self._is_plain:
+            observation = as_plain(observation, "observation")
+        if type(info) is not dict or info:
+            info = self._valid_info("step", info)
+        if type(reward) is float and reward - reward == 0.0 and type(terminated) is bool and type(truncated) is bool:
+            return observation, reward, terminated, truncated, info
         if not isinstance(reward, (float, int, np.number)) or not math.isfinite(reward):
             raise self._broken("step", f"reward {spell(reward)}, expected a finite number")
         if not isinstance(terminated, (bool, np.bool_)):
@@ -99,13 +109,17 @@ class CheckedEnv:
             raise self._broken("step", f"truncated {spell(truncated)}, expected a bool")
         return observation, float(reward), bool(terminated), bool(truncated), info
 
-    def step_chunk(self, actions: np.ndarray, render_every_row: bool = False) -> ChunkOutcome:
-        """Run the rows until they are done or the episode ends; the observation after the last one is checked."""
+    def step_chunk(self, actions: np.ndarray, frames_every: int | None = None) -> ChunkOutcome:
+        """Run the rows until they are done or the episode ends; the observation after the last one is checked.
+
+        Every `frames_every`-th control step since the reset (or `set_state`) leaves a frame.
+        """
         try:
-            answer = run_chunk(self._env, actions, render_every_row=render_every_row)
+            answer = run_chunk(self._env, actions, frames_every=frames_every, num_steps_before=self._num_steps)
         except Exception as error:
             raise self._fault("step raised", error) from error
         observation, rewards, terminated, truncated, info = answer
+        self._num_steps += len(rewards)
         if not np.isfinite(rewards).all():
             raise self._broken("step", f"rewards {rewards.tolist()}, expected finite numbers")
         return ChunkOutcome(
@@ -113,7 +127,8 @@ class CheckedEnv:
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
-            info=self._valid_info("step", info),
+            info=self._valid_info("step", {key: value for key, value in info.items() if key != "frames"}),
+            frames=info.get("frames"),
         )
 
     def render(self) -> Any:
@@ -141,6 +156,7 @@ class CheckedEnv:
             observation = self._simulator.set_state(state)
         except Exception as error:
             raise self._fault("set_state raised", error) from error
+        self._num_steps = 0
         return self._valid("set_state", observation)
 
     def close(self) -> None:

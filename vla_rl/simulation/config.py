@@ -1,8 +1,16 @@
 """How many simulators run, and what is done about those that die, freeze or grow."""
 
+from collections.abc import Iterable
+from typing import Literal
+
 import msgspec
 
-from vla_rl.types import Config
+from vla_rl.actors import ChildProcess, ForkServer
+from vla_rl.simulation.preparation import prepare_hook
+from vla_rl.types import Config, EnvSpec
+
+PROCESS_INDEX_VARIABLE = "VLA_RL_PROCESS_INDEX"
+"""Tells a simulator process its number in its pool, by which it picks its GPU."""
 
 
 class SimulatorConfig(Config, frozen=True, kw_only=True):
@@ -10,6 +18,15 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
 
     num_envs: int = 1
     """Simulator processes, and so episodes played at the same time."""
+
+    start: Literal["fork", "spawn"] = "fork"
+    """How processes start. "fork": copies of one clean process that has imported the environments and built what they
+    can share; they start in milliseconds and share its memory. "spawn": fresh interpreters, for environments whose
+    modules start threads or open a display when they are imported."""
+
+    python: str | None = None
+    """Interpreter of the simulator processes, such as `/venvs/libero_plus/bin/python`; None for this one. It needs
+    vla_rl, msgspec, pyzmq, uvloop, numpy, gymnasium and the environment's own package, and nothing else of ours."""
 
     step_timeout_s: float = 60.0
     """A simulator that takes longer over one message (a control step, or a whole chunk of them) is killed as frozen."""
@@ -20,14 +37,18 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     start_timeout_s: float = 120.0
     """A process that is not up after this long is killed."""
 
+    prepare_timeout_s: float = 600.0
+    """The same for the process that is forked, which builds all environments of the run."""
+
     concurrent_starts: int = 4
     """How many processes start at the same time; the others wait their turn."""
 
-    max_episodes: int | None = None
+    recycle_after_episodes: int | None = None
     """A process is replaced after this many episodes; None never does. For simulators that leak."""
 
-    max_rss_mb: int | None = None
-    """A process that holds more memory at the end of an episode is replaced; None never does."""
+    rss_limit_mb: int | None = None
+    """A process that holds more memory of its own at the end of an episode is replaced (MiB, resident and shared with
+    nobody); None never does."""
 
     max_restarts: int = 10
     """Deaths and freezes in the whole pool within `restart_window_s` that are still put down to chance; more end the run."""
@@ -38,21 +59,35 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     environment: dict[str, str] = msgspec.field(default_factory=lambda: {"OMP_NUM_THREADS": "1"})
     """Environment variables set in every simulator process, such as MUJOCO_GL."""
 
-    egl_devices: tuple[int, ...] = ()
-    """GPUs that render, dealt out to the processes in turn as MUJOCO_EGL_DEVICE_ID; empty leaves it as it is."""
+    render_devices: tuple[int, ...] = ()
+    """EGL devices that render, dealt out to the processes in turn as MUJOCO_EGL_DEVICE_ID; empty deals out all GPUs that
+    EGL shows, where the environment chooses by `vla_rl.envs.libero.graphics`."""
 
     def __post_init__(self) -> None:
         for field in ("num_envs", "concurrent_starts"):
             self.require(getattr(self, field) >= 1, field, ">= 1")
-        for field in ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "restart_window_s"):
+        for field in ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "prepare_timeout_s", "restart_window_s"):
             self.require(getattr(self, field) > 0, field, "> 0 seconds")
-        for field in ("max_episodes", "max_rss_mb"):
+        for field in ("recycle_after_episodes", "rss_limit_mb"):
             self.require(getattr(self, field) is None or getattr(self, field) >= 1, field, ">= 1, or None for no limit")
         self.require(self.max_restarts >= 0, "max_restarts", ">= 0")
-        self.require(all(device >= 0 for device in self.egl_devices), "egl_devices", "device numbers >= 0")
+        self.require(all(device >= 0 for device in self.render_devices), "render_devices", "device numbers >= 0")
 
     def environment_of(self, index: int) -> dict[str, str]:
         """Environment variables of the simulator process number `index`."""
-        if not self.egl_devices:
-            return dict(self.environment)
-        return {**self.environment, "MUJOCO_EGL_DEVICE_ID": str(self.egl_devices[index % len(self.egl_devices)])}
+        own = {**self.environment, PROCESS_INDEX_VARIABLE: str(index)}
+        if self.render_devices:
+            own["MUJOCO_EGL_DEVICE_ID"] = str(self.render_devices[index % len(self.render_devices)])
+        return own
+
+    def placement_of(self, index: int, specs: Iterable[EnvSpec] = ()) -> ChildProcess:
+        """Where the simulator process number `index` runs; `specs` are what it will play, as far as that is known."""
+        server = None
+        if self.start == "fork":
+            server = ForkServer(
+                imports=("vla_rl.simulation.worker",),
+                prepare=(prepare_hook(specs),),
+                env=self.environment,
+                prepare_timeout_s=self.prepare_timeout_s,
+            )
+        return ChildProcess(env=self.environment_of(index), python=self.python, fork_from=server)

@@ -8,11 +8,13 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.actors import Runtime
+from vla_rl.errors import ActorDied, EnvError
 from vla_rl.simulation.actions import ActionGate
 from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
+from vla_rl.simulation.layout import ObservationLayout, Packed
 from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.spaces import build_space, holds_tuple, with_tuples
+from vla_rl.simulation.spaces import build_space
 from vla_rl.types import ChunkOutcome, EnvSpec, Info
 
 
@@ -35,28 +37,46 @@ class EnvHandle:
         self.render_mode = description.render_mode
         self.process = process
         self._worker = process.worker
-        self._has_tuples = holds_tuple(self.observation_space)
+        self._layout = ObservationLayout(self.observation_space)
         self._gate = ActionGate(self.action_space, spec.id)
         self._is_closed = False
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         """Begin an episode: observation and info."""
         self._require_open()
-        observation, info = await self.process.reset(seed, options)
-        return self._restored(observation), info
+        packed, info = await self.process.reset(seed, options)
+        return self._read(packed), info
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """Run one control step: observation, reward, terminated, truncated, info."""
-        self._require_open()
-        action = self._gate.one(action)
-        answer = await self.process.ask(self._worker.step(action))
-        return (self._restored(answer[0]), *answer[1:]) if self._has_tuples else answer
+        if self._is_closed:
+            self._require_open()
+        action = self._gate.pack(self._gate.one(action))
+        try:
+            packed, reward, terminated, truncated, info = await self._worker.step(action)
+        except (ActorDied, EnvError) as error:
+            self.process.remember(error)
+            raise
+        return self._read(packed), reward, terminated, truncated, info
 
-    async def step_chunk(self, actions: np.ndarray, *, render_every_row: bool = False) -> ChunkOutcome:
-        """Run the rows of [H, D] open loop until they are done or the episode ends; one message each way."""
+    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
+        """Run the rows of [H, D] open loop until they are done or the episode ends; one message each way.
+
+        `frames_every` = k: `ChunkOutcome.frames` has what the environment renders after every k-th control step of the
+        episode; it must have been made with `render_mode="rgb_array"`.
+        """
         self._require_open()
         actions = self._gate.chunk(actions)
-        return await self.process.ask(self._worker.step_chunk(actions, render_every_row))
+        answer = await self.process.ask(self._worker.step_chunk(actions, frames_every))
+        packed, rewards, terminated, truncated, info, frames = answer
+        return ChunkOutcome(
+            observation=self._read(packed),
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            info=info,
+            frames=frames,
+        )
 
     async def render(self) -> Any:
         """What the environment's render gives: a picture where `render_mode` is "rgb_array"."""
@@ -71,7 +91,7 @@ class EnvHandle:
     async def set_state(self, state: Any) -> Any:
         """Go on from a state got here or from the same environment elsewhere; the observation there."""
         self._require_open()
-        return self._restored(await self.process.ask(self._worker.set_state(state)))
+        return self._read(await self.process.ask(self._worker.set_state(state)))
 
     async def close(self) -> None:
         """Close the environment and end its process. Closing again does nothing."""
@@ -79,8 +99,10 @@ class EnvHandle:
             self._is_closed = True
             await self.process.stop()
 
-    def _restored(self, observation: Any) -> Any:
-        return with_tuples(self.observation_space, observation) if self._has_tuples else observation
+    def _read(self, packed: Packed) -> Any:
+        block, others = packed
+        assert block is not None, "a simulator that is played by a handle writes into no batch"
+        return self._layout.read(block, others)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -105,7 +127,9 @@ async def open_env(
     Raises: EnvError where the environment cannot be built, ActorDied where the process does not come up.
     """
     spec = EnvSpec(id=env) if isinstance(env, str) else env
-    process = await SimulatorProcess.start(runtime, name or f"env {spec.id}", config or SimulatorConfig())
+    process = await SimulatorProcess.start(
+        runtime, name or f"env {spec.id}", config or SimulatorConfig(), specs=(spec,)
+    )
     try:
         yield EnvHandle(process, spec, await process.open(spec))
     finally:

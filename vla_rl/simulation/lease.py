@@ -40,9 +40,12 @@ class LeasedEnv:
         """Run one control step: observation, reward, terminated, truncated, info."""
         return await self.handle.step(action)
 
-    async def step_chunk(self, actions: np.ndarray, *, render_every_row: bool = False) -> ChunkOutcome:
-        """Run the rows of [H, D] open loop until they are done or the episode ends; one message each way."""
-        return await self.handle.step_chunk(actions, render_every_row=render_every_row)
+    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
+        """Run the rows of [H, D] open loop until they are done or the episode ends; one message each way.
+
+        See `EnvHandle.step_chunk` for `frames_every`.
+        """
+        return await self.handle.step_chunk(actions, frames_every=frames_every)
 
     async def render(self) -> Any:
         """What the environment's render gives."""

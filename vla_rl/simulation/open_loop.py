@@ -1,7 +1,8 @@
 """Running an action chunk: H control steps chosen at once and executed open loop, one row each.
 
-Frames between the first and the last row are seen by nobody. An environment whose unwrapped class has
-`render_every_step: bool` may leave them out while it is False; it renders anyway where the episode ends.
+Pictures between the first and the last row are seen by nobody. An environment whose unwrapped class has
+`render_every_step: bool` may leave them out while it is False; it renders anyway where the episode ends. Who wants
+some of them (a video, a reward that looks at whole trajectories) asks for frames, which are what `render` gives.
 """
 
 from typing import Any
@@ -13,23 +14,29 @@ from vla_rl.types import Info
 
 
 def run_chunk(
-    env: gymnasium.Env[Any, Any], actions: np.ndarray, *, render_every_row: bool = False
+    env: gymnasium.Env[Any, Any], actions: np.ndarray, *, frames_every: int | None = None, num_steps_before: int = 0
 ) -> tuple[Any, np.ndarray, bool, bool, Info]:
     """Run the rows of `actions` until they are done or the episode ends.
 
     Args:
         env: reset, and not yet at its end.
         actions: [H, ...], H >= 1, each row an action of `env`.
-        render_every_row: render intermediate rows too, for an environment that could leave them out.
+        frames_every: keep what `render` gives after every k-th control step of the episode; None for no frames.
+        num_steps_before: control steps of this episode before the chunk, from which `frames_every` counts on.
 
     Returns: the observation after the last executed row; float32 [N], one reward for each executed row; terminated;
-        truncated; the last row's info, with `num_executed` = N.
+        truncated; the last row's info, with `num_executed` = N and, where frames were due, `frames`: uint8 [n, ...].
+
+    Raises: `ValueError` for a chunk without rows, or where frames are due and the environment renders none.
     """
+    if frames_every is not None and frames_every < 1:
+        raise ValueError(f"frames_every is {frames_every}, expected >= 1 control steps, or None for no frames.")
     if len(actions) < 1:
         raise ValueError(f"action chunk is {actions.shape}, expected at least one row.")
     simulator: Any = env.unwrapped
-    can_skip = not render_every_row and hasattr(simulator, "render_every_step") and not _has_time_limit_wrapper(env)
+    can_skip = hasattr(simulator, "render_every_step") and not _has_time_limit_wrapper(env)
     rewards: list[float] = []
+    frames: list[np.ndarray] = []
     last = len(actions) - 1
     try:
         for number, row in enumerate(actions):
@@ -37,13 +44,27 @@ def run_chunk(
                 simulator.render_every_step = number == last
             observation, reward, terminated, truncated, info = env.step(row)
             rewards.append(float(reward))
+            if frames_every is not None and (num_steps_before + len(rewards)) % frames_every == 0:
+                frames.append(_frame(env))
             if terminated or truncated:
                 break
     finally:
         if can_skip:
             simulator.render_every_step = True
     executed = {**info, "num_executed": len(rewards)}
+    if frames:
+        executed["frames"] = np.stack(frames)
     return observation, np.array(rewards, np.float32), bool(terminated), bool(truncated), executed
+
+
+def _frame(env: gymnasium.Env[Any, Any]) -> np.ndarray:
+    picture: Any = env.render()
+    if not isinstance(picture, np.ndarray):
+        raise ValueError(
+            f"frames are wanted, but render gave {type(picture).__name__}; make the environment with "
+            'render_mode="rgb_array".'
+        )
+    return picture
 
 
 def _has_time_limit_wrapper(env: gymnasium.Env[Any, Any]) -> bool:

@@ -1,27 +1,26 @@
 """One simulator process as its owner sees it: what it holds, how often it was used, whether it still lives."""
 
 import asyncio
-import os
-from collections.abc import Awaitable
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from vla_rl.actors import ChildProcess, Runtime
+from vla_rl.actors import Runtime
+from vla_rl.actors.interpreter import check_interpreter
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
 from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
+from vla_rl.simulation.layout import Packed
+from vla_rl.simulation.memory import private_mb
 from vla_rl.simulation.worker import EnvWorker
 from vla_rl.types import EnvSpec, Info
 
 T = TypeVar("T")
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
 
 class SimulatorProcess:
     """A child process with one `EnvWorker`. Made by `start`; whoever made it awaits `stop` in the end.
 
-    Calls of `worker` go through `ask`, so that `held` and `death` stay true.
+    Calls of `worker` go through `ask`, or tell `remember` what they raise, so that `held` and `death` stay true.
     """
 
     def __init__(self, runtime: Runtime, worker: EnvWorker, name: str, config: SimulatorConfig) -> None:
@@ -37,19 +36,43 @@ class SimulatorProcess:
         self._reset_timeout_s = config.reset_timeout_s
 
     @classmethod
-    async def start(cls, runtime: Runtime, name: str, config: SimulatorConfig, index: int = 0) -> "SimulatorProcess":
-        """Start a process and wait until it is up. Raises: ActorDied where it does not come up in time."""
+    async def start(
+        cls, runtime: Runtime, name: str, config: SimulatorConfig, index: int = 0, specs: Sequence[EnvSpec] = ()
+    ) -> "SimulatorProcess":
+        """Start a process and wait until it is up.
+
+        Args:
+            runtime, name, config: its owner, its name, its limits.
+            index: its number among those of the same pool.
+            specs: environments that those will play, as far as that is known, for whoever forks them to prepare.
+
+        Raises: ActorDied where it does not come up in time; EnvError where an environment cannot be prepared;
+            ConfigError for an interpreter that will not do.
+        """
+        await cls.prepare(runtime, config, specs)
         try:
             worker = await runtime.spawn(
                 EnvWorker,
                 name=name,
-                placement=ChildProcess(env=config.environment_of(index)),
+                placement=config.placement_of(index, specs),
                 deadline_s=config.step_timeout_s,
                 start_timeout_s=config.start_timeout_s,
             )
         except TimeoutError as error:
             raise ActorFrozen(name, 0, str(error)) from error
         return cls(runtime, worker, name, config)
+
+    @staticmethod
+    async def prepare(runtime: Runtime, config: SimulatorConfig, specs: Sequence[EnvSpec]) -> None:
+        """Check the interpreter, and have the process ready that the others are forked from. Raises: see `start`."""
+        if config.python is not None:
+            await check_interpreter(config.python, {"gymnasium": "gymnasium"})
+        try:
+            await runtime.prepare(config.placement_of(0, specs))
+        except ActorFrozen as error:
+            raise EnvError(
+                f"the environments were not prepared in time: {error}; raise prepare_timeout_s if they need longer"
+            ) from error
 
     @property
     def held(self) -> EnvSpec | None:
@@ -64,7 +87,7 @@ class SimulatorProcess:
             self._held = spec
         return self.description
 
-    async def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Info]:
+    async def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Packed, Info]:
         """Begin an episode."""
         return await self._patiently("reset", self.worker.reset(seed, options))
 
@@ -72,24 +95,23 @@ class SimulatorProcess:
         """Await a call of `worker`, remembering what it raises: a broken environment is built anew, a death is final."""
         try:
             return await call
-        except ActorDied as error:
-            self.death, self._held = error, None
+        except (ActorDied, EnvError) as error:
+            self.remember(error)
             raise
-        except EnvError:
-            self._held = None
-            raise
+
+    def remember(self, error: ActorDied | EnvError) -> None:
+        """What a call of `worker` raised."""
+        self._held = None
+        if isinstance(error, ActorDied):
+            self.death = error
 
     def is_alive(self) -> bool:
         """Whether the process runs, as far as its runtime knows."""
         return self.death is None and self._runtime.info(self.worker).state == "running"
 
-    def rss_mb(self) -> float:
-        """Memory that the process holds, in MiB; 0 where it is gone."""
-        try:
-            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            return 0.0
-        return pages * _PAGE_BYTES / 2**20
+    def private_mb(self) -> float:
+        """Memory that the process holds for itself, in MiB; 0 where it is gone."""
+        return private_mb(self.pid)
 
     async def stop(self) -> None:
         """Close the environment and end the process; one that does not answer is killed. Again does nothing."""

@@ -10,9 +10,11 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from vla_rl.actors import begin
+from vla_rl.errors import ActorDied, EnvError
 from vla_rl.simulation.actions import ActionGate
-from vla_rl.simulation.batch import ObservationBatch
+from vla_rl.simulation.batch import SharedBatch
 from vla_rl.simulation.config import SimulatorConfig
+from vla_rl.simulation.layout import ObservationLayout
 from vla_rl.simulation.loop_thread import LoopThread
 from vla_rl.simulation.process import SimulatorProcess
 from vla_rl.simulation.spaces import build_space
@@ -82,7 +84,14 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._gate = ActionGate(self.single_action_space, env.id)
-        self._batch = ObservationBatch(self.single_observation_space, num_envs)
+        self._batch = SharedBatch(ObservationLayout(self.single_observation_space), num_envs)
+        try:
+            self._run(self._share_batch())
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._batch.close()
         self._must_reset = np.zeros(num_envs, np.bool_)
 
     def reset(
@@ -96,23 +105,20 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         """
         seeds = self._seeds(seed)
         chosen, plain_options = self._chosen(options)
-        if self.copy:
-            self._batch = self._batch.fresh(keep_rows=not chosen.all())
         infos = self._run(self._reset_all([int(index) for index in np.flatnonzero(chosen)], seeds, plain_options))
         self._must_reset[chosen] = False
-        return self._batch.get(), self._gathered(infos)
+        return self._observations(), self._gathered(infos)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Run one control step everywhere; environments whose episode has ended begin the next one as the mode says."""
         if self.autoreset_mode is AutoresetMode.DISABLED and self._must_reset.any():
             ended = np.flatnonzero(self._must_reset).tolist()
             raise gymnasium.error.ResetNeeded(f"the episodes of environments {ended} are over; reset them first.")
+        gate, mode = self._gate, self.autoreset_mode
         rows = [
-            None if must_reset and self.autoreset_mode is AutoresetMode.NEXT_STEP else self._gate.one(action)
+            None if must_reset and mode is AutoresetMode.NEXT_STEP else gate.pack(gate.one(action))
             for must_reset, action in zip(self._must_reset, iterate(self.action_space, actions), strict=True)
         ]
-        if self.copy:
-            self._batch = self._batch.fresh(keep_rows=False)
         answers = self._run(self._step_all(rows))
         rewards = np.array([answer[0] for answer in answers], np.float64)
         terminations = np.array([answer[1] for answer in answers], np.bool_)
@@ -124,7 +130,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self._must_reset = np.logical_or(terminations, truncations)
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._must_reset = np.zeros(self.num_envs, np.bool_)
-        return self._batch.get(), rewards, terminations, truncations, infos
+        return self._observations(), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Any, ...]:
         """What each environment's render gives."""
@@ -133,6 +139,9 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments and end their processes."""
         self._thread.close()
+
+    def _observations(self) -> Any:
+        return self._batch.copied() if self.copy else self._batch.get()
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         if self.closed:
@@ -146,11 +155,17 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         async def start(index: int) -> SimulatorProcess:
             async with starting:
                 name = f"{env.id}-{index}"
-                process = await SimulatorProcess.start(self._thread.runtime, name, config, index)
+                process = await SimulatorProcess.start(self._thread.runtime, name, config, index, (env,))
                 await process.open(env)
                 return process
 
         return await _all(start(index) for index in range(self.num_envs))
+
+    async def _share_batch(self) -> None:
+        await _all(
+            process.ask(process.worker.write_rows(self._batch.path, index, self.num_envs))
+            for index, process in enumerate(self._processes)
+        )
 
     async def _reset_all(
         self, indices: list[int], seeds: list[int | None], options: dict[str, Any] | None
@@ -159,8 +174,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return dict(zip(indices, infos, strict=True))
 
     async def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
-        observation, info = await self._processes[index].reset(seed, options)
-        self._batch.put(index, observation)
+        (_, others), info = await self._processes[index].reset(seed, options)
+        self._batch.put(index, others)
         return info
 
     async def _step_all(self, rows: list[Any]) -> list[_Answer]:
@@ -169,21 +184,39 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
             None if row is None else begin(process.worker, EnvWorker.step, row)
             for process, row in zip(self._processes, rows, strict=True)
         ]
-        steps = (self._step_one(index, call) for index, call in enumerate(calls))
-        if None in calls or self.autoreset_mode is AutoresetMode.SAME_STEP:
-            return await _all(steps)
-        return await _each(steps)
+        under_way = [call for call in calls if call is not None]
+        if len(under_way) < self.num_envs or self.autoreset_mode is AutoresetMode.SAME_STEP:
+            return await _all(self._step_one(index, call) for index, call in enumerate(calls))
+        return await self._answers_in_order(under_way)
+
+    async def _answers_in_order(self, calls: list[Awaitable[Any]]) -> list[_Answer]:
+        """What all calls gave, where each is on its way already; the first failure is raised when all have ended."""
+        answers: list[_Answer] = []
+        failure: Exception | None = None
+        for index, call in enumerate(calls):
+            try:
+                (_, others), reward, terminated, truncated, info = await call
+            except Exception as error:  # raised below
+                failure = failure or error
+                if isinstance(error, ActorDied | EnvError):
+                    self._processes[index].remember(error)
+                continue
+            self._batch.put(index, others)
+            answers.append((reward, terminated, truncated, info, None))
+        if failure is not None:
+            raise failure
+        return answers
 
     async def _step_one(self, index: int, call: Awaitable[Any] | None) -> _Answer:
         """One control step of one environment; None instead of a call begins its next episode."""
         if call is None:
             return 0.0, False, False, await self._reset_one(index, None, None), None
         process = self._processes[index]
-        observation, reward, terminated, truncated, info = await process.ask(call)
+        (_, others), reward, terminated, truncated, info = await process.ask(call)
+        self._batch.put(index, others)
         if self.autoreset_mode is AutoresetMode.SAME_STEP and (terminated or truncated):
-            final = {"final_obs": _owned(observation), "final_info": info}
+            final = {"final_obs": self._batch.row(index), "final_info": info}
             return reward, terminated, truncated, await self._reset_one(index, None, None), final
-        self._batch.put(index, observation)
         return reward, terminated, truncated, info, None
 
     async def _render_all(self) -> list[Any]:
@@ -224,25 +257,3 @@ async def _all(coroutines: Iterator[Any]) -> list[Any]:
         if isinstance(result, BaseException):
             raise result
     return results
-
-
-async def _each(coroutines: Iterator[Any]) -> list[Any]:
-    """The same, one after the other: for coroutines that wait for what is on its way already."""
-    results, failure = [], None
-    for coroutine in coroutines:
-        try:
-            results.append(await coroutine)
-        except Exception as error:  # raised below, when all have ended
-            failure = failure or error
-    if failure is not None:
-        raise failure
-    return results
-
-
-def _owned(observation: Any) -> Any:
-    """The observation in memory of its own, since the slot that it came in is small and shared."""
-    if isinstance(observation, dict):
-        return {key: _owned(part) for key, part in observation.items()}
-    if isinstance(observation, list | tuple):
-        return tuple(_owned(part) for part in observation)
-    return observation.copy() if isinstance(observation, np.ndarray) else observation

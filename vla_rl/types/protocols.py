@@ -27,8 +27,11 @@ class Env(Protocol):
         """Run one control step: observation, reward, terminated, truncated, info."""
         ...
 
-    async def step_chunk(self, actions: np.ndarray) -> ChunkOutcome:
-        """Run the rows of float32 [H, D] open loop until they are done or the episode ends; one message each way."""
+    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
+        """Run the rows of float32 [H, D] open loop until they are done or the episode ends; one message each way.
+
+        With `frames_every` = k, `ChunkOutcome.frames` holds a picture after every k-th control step of the episode.
+        """
         ...
 
 

@@ -25,7 +25,7 @@ class ActionChunk(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [H, D], in the units of the environment's action space."""
 
     tokens: np.ndarray
-    """int64 [T], what was sampled; T = H * D for one token a number, in time-major order."""
+    """int64 [T] ids, or float32 [T] numbers: what was sampled; T = H * D for one token a number, in time-major order."""
 
     log_probs: np.ndarray
     """float32 [T], natural log of each token's probability under the weights that acted, after temperature."""
@@ -47,6 +47,10 @@ class ChunkOutcome(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool
     info: Info
 
+    frames: np.ndarray | None = None
+    """uint8 [n, S, S, 3], what the environment renders (LIBERO: its fixed camera) after every k-th control step of the
+    episode, for those that fell into this chunk; None where none did or none was asked for."""
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One decision: what the policy saw, what it answered, and the rewards of the rows that ran."""
@@ -55,6 +59,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     chunk: ActionChunk
     rewards: np.ndarray
     """float32 [N], 1 <= N <= H."""
+
+    frames: np.ndarray | None = None
+    """`ChunkOutcome.frames` of this chunk."""
 
     @property
     def num_executed(self) -> int:

@@ -83,7 +83,7 @@ class CountdownEnv:
         outcome = await self.step_chunk(action[None])
         return outcome.observation, float(outcome.rewards.sum()), outcome.terminated, outcome.truncated, outcome.info
 
-    async def step_chunk(self, actions: np.ndarray) -> ChunkOutcome:
+    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
         if self._num_steps == self._fault_step:
             if self._fault == "death":
                 raise ActorDied("env-0", 4711, "SIGKILL", ["a last word"])

@@ -1,0 +1,67 @@
+"""What a fork server of simulators does before its first fork: import the environments and build what they can share.
+
+An environment's class may offer `prepare`, a classmethod with the keyword arguments of its constructor: it builds and keeps
+in its module whatever is costly and never written to again, without any OpenGL; an instance made later with the same
+arguments, in a fork of this process, takes it from there.
+"""
+
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import msgspec
+from gymnasium.envs.registration import load_env_creator
+
+from vla_rl.actors import PrepareHook
+from vla_rl.actors.threads import refuse_threads
+from vla_rl.errors import EnvError
+from vla_rl.types import EnvSpec
+
+_FOR_GYMNASIUM = ("max_episode_steps", "disable_env_checker")
+"""Arguments that `gymnasium.make` keeps to itself."""
+
+_DRIVERS = ("_dri.so", "libgallium", "libnvidia-eglcore", "libnvidia-glcore", "libcuda.so")
+"""Libraries of a process that has opened a display or a GPU; after that, a fork of it hangs where it draws."""
+
+
+def prepare_hook(specs: Iterable[EnvSpec]) -> PrepareHook:
+    """The hook that prepares these environments, each of them once."""
+    distinct = {msgspec.json.encode(spec, order="deterministic"): spec for spec in specs}
+    plain = [{"id": spec.id, "kwargs": spec.kwargs} for spec in distinct.values()]
+    return PrepareHook(f"{__name__}:prepare_envs", {"specs": plain})
+
+
+def prepare_envs(specs: list[dict[str, Any]]) -> None:
+    """Import what the specs name, and call `prepare` where a class has it. Raises: EnvError naming the environment."""
+    # "could not be made", as where it is built without a preparation: the fault is the same one
+    for spec in specs:
+        try:
+            _prepare(spec["id"], spec["kwargs"])
+        except Exception as error:  # whatever the environment's code raises is its own fault
+            arguments = f" with {spec['kwargs']}" if spec["kwargs"] else ""
+            raise EnvError(f"{spec['id']}{arguments} could not be made: {error!r}") from error
+
+
+def _prepare(env_id: str, kwargs: dict[str, Any]) -> None:
+    module, _, name = env_id.rpartition(":")
+    importlib.import_module(module or "vla_rl.envs")
+    registered = gymnasium.spec(name)
+    entry_point = registered.entry_point
+    env_class = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    prepare = getattr(env_class, "prepare", None)
+    if prepare is not None:
+        given = {**registered.kwargs, **kwargs}
+        prepare(**{name: value for name, value in given.items() if name not in _FOR_GYMNASIUM})
+    refuse_threads("preparing it")
+    if drivers := _loaded_drivers():
+        raise RuntimeError(
+            f"preparing it loaded {', '.join(drivers)}: a process that has opened a display or a GPU cannot be forked; "
+            'leave that to the constructor, or set start="spawn"'
+        )
+
+
+def _loaded_drivers() -> list[str]:
+    names = {line.rsplit("/", 1)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    return sorted(name for name in names if any(driver in name for driver in _DRIVERS))
