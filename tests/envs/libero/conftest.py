@@ -1,26 +1,34 @@
-"""LIBERO with real assets: environments shared by the tests, and child processes that start while others run."""
+"""LIBERO: environments shared by the tests, and child processes that start while others run.
 
+Assets are those that `VLA_RL_LIBERO_ASSETS` names, else the shipped stand-ins: what is tested holds for both.
+"""
+
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv
+from vla_rl.envs.libero.assets import find_assets
 
 SUPPORT = Path(__file__).parent / "support"
+sys.path.insert(0, str(SUPPORT))
+EXPERT_EPISODE = SUPPORT / "expert_episode.npy"
+"""float32 [91, 7], what a scripted expert did on `libero_object` task 1 from `INIT_STATE_ID`: the last action succeeds."""
+
 INIT_STATE_ID = 3
 
 
 @pytest.fixture(scope="session")
 def assets() -> str:
-    folder = os.environ.get("VLA_RL_LIBERO_ASSETS", "")
-    if not folder:
-        pytest.skip("needs LIBERO's assets: set VLA_RL_LIBERO_ASSETS to their folder")
-    return folder
+    os.environ.setdefault("VLA_RL_STAND_INS_ANNOUNCED", "1")
+    return str(find_assets().path)
 
 
 @pytest.fixture(scope="session")
@@ -32,10 +40,33 @@ def actions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(assets: str, actions: Path) -> Iterator[subprocess.Popen[str]]:
-    """LIBERO's own environments, played from `INIT_STATE_ID` in another process; writes `reference.npz`."""
-    out = str(actions.with_name("reference.npz"))
-    yield from _child(SUPPORT / "robosuite_reference.py", str(INIT_STATE_ID), str(actions), out)
+def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
+    """What LIBERO's own environment plays and ours must repeat: with pictures, a whole grasp, and each other suite."""
+    dozen, some = actions.with_name("dozen.npy"), actions.with_name("some.npy")
+    np.save(dozen, np.load(actions)[:12])
+    np.save(some, np.load(actions)[:30])
+    common = {"init_state_id": INIT_STATE_ID, "assets": assets, "has_images": False}
+    return [
+        {**common, "name": "pictures", "suite": "libero_goal", "task_id": 7, "actions": str(dozen), "has_images": True},
+        {**common, "name": "grasp", "suite": "libero_object", "task_id": 1, "actions": str(EXPERT_EPISODE)},
+        {**common, "name": "spatial", "suite": "libero_spatial", "task_id": 4, "actions": str(some)},
+        {
+            **common,
+            "name": "ten",
+            "suite": "libero_10",
+            "task_id": 3,
+            "actions": str(some),
+            "assets": str(find_assets("stand-ins").path),
+        },
+    ]
+
+
+@pytest.fixture(scope="session")
+def reference(plays: list[dict[str, Any]], actions: Path) -> Iterator[subprocess.Popen[str]]:
+    """LIBERO's own environments, played in another process; writes `reference.npz`."""
+    specs = actions.with_name("plays.json")
+    specs.write_text(json.dumps(plays))
+    yield from _child(SUPPORT / "robosuite_reference.py", str(specs), str(actions.with_name("reference.npz")))
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +74,13 @@ def fresh(assets: str, actions: Path, tmp_path_factory: pytest.TempPathFactory) 
     """`LiberoEnv` on `libero_object` task 1 from `INIT_STATE_ID` in another process with an empty home folder."""
     out, home = str(actions.with_name("fresh.npz")), str(tmp_path_factory.mktemp("home"))
     yield from _child(SUPPORT / "fresh_process.py", "1", str(INIT_STATE_ID), str(actions), out, home=home)
+
+
+@pytest.fixture(scope="session")
+def forked(assets: str, actions: Path) -> Iterator[subprocess.Popen[str]]:
+    """The same episode in a fork of a process that has prepared the scene; writes `forked.npz`."""
+    out = str(actions.with_name("forked.npz"))
+    yield from _child(SUPPORT / "forked_child.py", str(INIT_STATE_ID), str(actions), out)
 
 
 @pytest.fixture(scope="session")

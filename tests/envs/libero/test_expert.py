@@ -7,24 +7,12 @@ import pytest
 
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.demonstrations import CorrelatedNoise, record_demonstration
-from vla_rl.envs.libero.expert import ExpertPolicy, choose_grasp
-
-
-def test_the_grasp_closes_on_the_narrow_side_of_the_box(object_env: LiberoEnv) -> None:
-    object_env.reset(options={"init_state_id": 0})
-    scene = object_env.scene
-    grasp = choose_grasp(scene)
-    body = scene.domain.obj_body_id["cream_cheese_1"]
-    geom = int(np.flatnonzero((scene.model.geom_bodyid == body) & (scene.model.geom_contype > 0))[0])
-    # the carton is 1.8 x 4.2 x 8.2 cm and lies flat: the fingers move along its second axis, about its middle
-    narrow = scene.data.geom_xmat[geom].reshape(3, 3)[:, 1]
-    assert abs(narrow @ [np.cos(grasp.yaw), np.sin(grasp.yaw), 0.0]) > 0.99
-    np.testing.assert_allclose(grasp.position[:2], scene.data.geom_xpos[geom][:2], atol=0.002)
+from vla_rl.envs.libero.experts import Expert
 
 
 def test_the_expert_puts_the_cream_cheese_into_the_basket_in_spite_of_noise(object_env: LiberoEnv) -> None:
     object_env.reset(options={"init_state_id": 7})
-    expert, noise = ExpertPolicy(object_env), CorrelatedNoise(0.25, np.random.default_rng(1))
+    expert, noise = Expert(object_env.scene), CorrelatedNoise(0.25, np.random.default_rng(1))
     object_env.render_every_step = False
     try:
         terminated = truncated = False
@@ -54,7 +42,7 @@ def test_a_demonstration_holds_what_was_seen_before_each_action_and_the_clean_ac
         assert saved["image"].shape == saved["wrist_image"].shape == (4, 96, 96, 3)
         np.testing.assert_array_equal(saved["image"][0], start["image"])
         np.testing.assert_array_equal(saved["state"][0], start["state"])
-        np.testing.assert_array_equal(saved["action"][0], ExpertPolicy(object_env).act())
+        np.testing.assert_array_equal(saved["action"][0], Expert(object_env.scene).act())
         assert str(saved["instruction"]) == "pick up the cream cheese and place it in the basket"
         difference = np.abs(saved["executed_action"] - saved["action"])
         assert (difference[:, :6].max(axis=1) > 0).all()
@@ -68,8 +56,3 @@ def test_noise_is_correlated_and_smaller_on_rotations() -> None:
     np.testing.assert_allclose(values[:, :3].std(0), 0.245, rtol=0.05)
     np.testing.assert_allclose(values[:, 3:6].std(0), 0.0735, rtol=0.05)
     assert np.corrcoef(values[1:, 0], values[:-1, 0])[0, 1] == pytest.approx(0.7, abs=0.03)
-
-
-def test_the_expert_refuses_a_suite_it_cannot_play(goal_env: LiberoEnv) -> None:
-    with pytest.raises(ValueError, match="plays libero_object, this environment is libero_goal/7"):
-        ExpertPolicy(goal_env)

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.probe import probe_physics
-from vla_rl.envs.libero.simulator import refuse_wrong_mujoco
+from vla_rl.envs.libero.simulator import load_simulator, refuse_wrong_mujoco
 from vla_rl.errors import EnvError
 
 
@@ -36,6 +37,21 @@ def test_a_mujoco_with_other_physics_or_pictures_is_refused(version: str) -> Non
         refuse_wrong_mujoco(version)
 
 
+def test_a_warning_of_mujocos_goes_to_stderr_and_into_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mujoco = load_simulator().mujoco
+    model = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><body><freejoint/><geom size='1'/></body></worldbody></mujoco>"
+    )
+    data = mujoco.MjData(model)
+    data.qpos[0] = np.nan
+    monkeypatch.chdir(tmp_path)
+    mujoco.mj_step(model, data)
+    assert "MuJoCo: Nan, Inf or huge value in QPOS" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_egl_draws_by_default() -> None:
     assert _choose_graphics().stdout.split() == ["egl"]
 
@@ -49,6 +65,20 @@ def test_without_any_opengl_the_error_names_the_packages() -> None:
     assert "MUJOCO_EGL_DEVICE_ID is '99', expected 0 to" in done.stderr
     assert "apt-get install libegl1 libgl1" in done.stderr
     assert "apt-get install libosmesa6" in done.stderr
+
+
+def test_an_environment_that_cannot_draw_says_so_before_it_builds_a_scene() -> None:
+    code = "from vla_rl.envs.libero import LiberoEnv; LiberoEnv('libero_object', assets='stand-ins')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "99"},
+    )
+    assert done.returncode == 1
+    assert "EnvError: no off-screen OpenGL works here (egl: MUJOCO_EGL_DEVICE_ID is '99'" in done.stderr
+    assert "load_simulator" not in done.stderr
 
 
 def test_drawing_on_a_screen_is_refused() -> None:

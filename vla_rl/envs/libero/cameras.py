@@ -1,7 +1,7 @@
 """The pictures: the cameras of one MuJoCo model, drawn for an instant that the simulation may have left behind.
 
 Each instance has a model's cameras, an OpenGL context of its own and a scratch state, so that several environments can
-live in one process and drawing never touches the simulation.
+live in one process and drawing never touches the simulation. How the pictures are made is a `Look`.
 """
 
 import atexit
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from vla_rl.envs.libero.graphics import make_context
+from vla_rl.envs.libero.look import DRAWN_GROUPS, Look, Quality
 from vla_rl.envs.libero.simulator import load_simulator
 
 _MAX_GEOMS = 1000
@@ -22,24 +23,24 @@ _open: "weakref.WeakSet[Cameras]" = weakref.WeakSet()
 
 
 class Cameras:
-    """Draws square pictures of a model, equal to robosuite's pixel by pixel.
+    """Draws square pictures of a model; in the quality "exact", equal to robosuite's pixel by pixel.
 
     Args:
-        model: MuJoCo's own model; its off-screen buffer is enlarged where `size` needs it.
-        names: the cameras, in the order of the pictures.
+        model: MuJoCo's own model; what is changed in it for drawing is put back by `close`.
+        names: the cameras.
         size: height and width in pixels.
+        quality: see `Look`.
     """
 
-    def __init__(self, model: Any, names: tuple[str, ...], size: int) -> None:
+    def __init__(self, model: Any, names: tuple[str, ...], size: int, quality: Quality = "exact") -> None:
         mujoco = load_simulator().mujoco
         self._mujoco, self._model, self._size = mujoco, model, size
-        self._ids = [mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in names]
-        model.vis.global_.offwidth = max(model.vis.global_.offwidth, size)
-        model.vis.global_.offheight = max(model.vis.global_.offheight, size)
+        self._ids = {name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in names}
+        self._look = Look(model, size, quality)
         self._data = mujoco.MjData(model)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
         self._option = mujoco.MjvOption()
-        self._option.geomgroup[0] = 0  # collision shapes
+        self._option.geomgroup[:] = DRAWN_GROUPS
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._viewport = mujoco.MjrRect(0, 0, size, size)
@@ -50,11 +51,12 @@ class Cameras:
         _open.add(self)
         _close_all_at_exit()
 
-    def draw(self, drawn: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-        """One uint8 [size, size, 3] RGB picture for each camera, turned by 180 degrees from OpenGL's rows.
+    def draw(self, drawn: Mapping[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
+        """One uint8 [size, size, 3] RGB picture for each camera named, turned by 180 degrees from OpenGL's rows.
 
         Args:
             drawn: `Sample.drawn`: the poses of everything visible at one instant, and the colours of the sites.
+            names: which cameras.
         """
         if self._context is None:
             raise RuntimeError("these cameras are closed; make a new environment.")
@@ -65,7 +67,7 @@ class Cameras:
         colours_now = self._model.site_rgba.copy()
         self._model.site_rgba[:] = drawn["site_rgba"]
         try:
-            return tuple(self._draw_camera(camera_id) for camera_id in self._ids)
+            return tuple(self._draw_camera(self._ids[name]) for name in names)
         finally:
             self._model.site_rgba[:] = colours_now
 
@@ -86,6 +88,7 @@ class Cameras:
         self._context.make_current()
         self._renderer.free()
         self._context.free()
+        self._look.undo()
         self._context = self._renderer = None
 
     def __del__(self) -> None:

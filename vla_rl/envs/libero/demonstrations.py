@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.envs.libero.env import LiberoEnv
-from vla_rl.envs.libero.expert import ExpertPolicy
+from vla_rl.envs.libero.experts import Expert
 
 _MEMORY = 0.7
 _ROTATION_SHARE = 0.3
@@ -76,7 +76,7 @@ class CorrelatedNoise:
 def record_demonstration(env: LiberoEnv, init_state_id: int, noise: float = 0.0, seed: int = 0) -> Demonstration:
     """Let the expert play one episode of `env` from an initial state; `seed` fixes the noise."""
     observation, _ = env.reset(options={"init_state_id": init_state_id})
-    expert, disturbance = ExpertPolicy(env), CorrelatedNoise(noise, np.random.default_rng(seed))
+    expert, disturbance = Expert(env.scene), CorrelatedNoise(noise, np.random.default_rng(seed))
     seen: list[dict[str, np.ndarray]] = []
     actions, executed = [], []
     terminated = truncated = False

@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 import numpy as np
@@ -10,8 +10,12 @@ from gymnasium import spaces
 
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.cameras import Cameras
+from vla_rl.envs.libero.graphics import choose_graphics
 from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene, take_scene
+from vla_rl.envs.libero.look import Quality
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.stepping import Physics
 from vla_rl.envs.libero.tasks import STEP_LIMITS, Task, find_task
 from vla_rl.types import Info, Observation
 
@@ -39,14 +43,15 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         (its sign counts: above 0 closes, below 0 opens).
     Reward: 1.0 at the control step where the goal first holds, which ends the episode (terminated); else 0.0.
     Truncated: after `step_limit` control steps.
-    Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success.
+    Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success, and what results depend on:
+        physics, quality, assets.
 
     The start is fixed by (task, init_state_id, scene_seed) and nothing else. `reset(options={"init_state_id": k})` takes
     the k-th of LIBERO's fixed initial states; without it the seed picks one.
 
     Args:
         suite, task_id: which task, in LIBERO's own order.
-        assets: folder of LIBERO's assets; None for `VLA_RL_LIBERO_ASSETS`, the package's own or hf-libero's cache.
+        assets: folder of LIBERO's assets or "stand-ins"; None for the first that `find_assets` finds.
         image_size: S, in pixels.
         step_limit: control steps after which the episode is truncated; None for the suite's published limit. (Not
             called max_episode_steps: `gymnasium.make` keeps that name for a wrapper that cannot lift a limit.)
@@ -54,6 +59,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         scene_seed: fixes where fixtures stand, which LIBERO's initial states leave open.
         wrist_image: False leaves the camera in the hand out, for policies that do not look at it.
         render_mode: "rgb_array" or None; pictures are in the observation either way.
+        physics: "exact" computes robosuite's bits, "fast" the same up to rounding in half the time.
+        quality: "exact" draws robosuite's pixels, "fast" without multisampling and with a plainer robot.
 
     Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without assets; `ImportError`
         without LIBERO; `EnvError` without OpenGL or with another MuJoCo.
@@ -72,9 +79,13 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         scene_seed: int = 0,
         wrist_image: bool = True,
         render_mode: str | None = "rgb_array",
+        physics: Physics = "exact",
+        quality: Quality = "exact",
     ) -> None:
         self.task: Task = find_task(suite, task_id)
         self.step_limit = STEP_LIMITS[suite] if step_limit is None else step_limit
+        _refuse_other("physics", physics, get_args(Physics))
+        _refuse_other("quality", quality, get_args(Quality))
         _refuse_below("image_size", image_size, 16)
         _refuse_below("step_limit", self.step_limit, 1)
         _refuse_below("num_settle_steps", num_settle_steps, 0)
@@ -85,11 +96,21 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         self.render_every_step = True
         """False leaves out the pictures of a step, unless the episode ends there: the newest ones are given again."""
 
-        self._image_size, self._num_settle_steps, self._scene_seed = image_size, num_settle_steps, scene_seed
+        self._image_size, self._num_settle_steps = image_size, num_settle_steps
         self._init_states = read_init_states(self.task.init_states_file)
-        self._scene: Scene | None = Scene(self.task, find_assets(assets), scene_seed)
         self._pictures = tuple(name for name in CAMERAS if wrist_image or name != "wrist_image")
-        self._cameras = Cameras(self._scene.model, tuple(CAMERAS[name] for name in self._pictures), image_size)
+        choose_graphics()  # first, so that a machine that cannot draw says so at once
+        found = find_assets(assets)
+        self._scene_key = SceneKey(self.task, found.path, scene_seed)
+        self._scene: Scene | None = take_scene(self._scene_key)
+        self._scene.physics = physics
+        try:
+            names = tuple(CAMERAS[name] for name in self._pictures)
+            self._cameras = Cameras(self._scene.model, names, image_size, quality)
+        except Exception:
+            give_back_scene(self._scene_key, self._scene)
+            raise
+        self._recorded: Info = {"physics": physics, "quality": quality, "assets": found.source}
         self._num_steps, self._is_success, self._is_over = 0, False, True
         self._init_state_id = -1
         self._images: tuple[np.ndarray, ...] = ()
@@ -103,6 +124,22 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
+
+    @classmethod
+    def prepare(
+        cls,
+        suite: str,
+        task_id: int = 0,
+        assets: str | os.PathLike[str] | None = None,
+        scene_seed: int = 0,
+        **_of_each_env: object,
+    ) -> None:
+        """Build the scene of such an environment and keep it in this process, without any OpenGL.
+
+        An environment made later with the same keywords, here or in a forked child, takes it instead of building one;
+        one at a time, and closing it leaves the scene for the next. Keywords that do not concern the scene are ignored.
+        """
+        keep_scene(SceneKey(find_task(suite, task_id), find_assets(assets).path, scene_seed))
 
     @property
     def scene(self) -> Scene:
@@ -145,9 +182,9 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             return None
         if not self._images:
             raise RuntimeError("render was called where no episode has begun; call reset first.")
-        if not self._images_are_new:
-            self._draw()
-        return self._images[0].copy()
+        if self._images_are_new:
+            return self._images[0].copy()
+        return self._cameras.draw(self.scene.sample.drawn, (CAMERAS["image"],))[0]
 
     def get_state(self) -> dict[str, Any]:
         """The whole state of the environment as plain values: going on from it elsewhere gives the same bits."""
@@ -185,7 +222,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         """Free the simulation and the OpenGL context; a second call does nothing."""
         if self._scene is not None:
             self._cameras.close()
-            self._scene.close()
+            give_back_scene(self._scene_key, self._scene)
             self._scene = None
 
     def _choose_init_state(self, options: dict[str, Any]) -> int:
@@ -200,7 +237,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         return int(chosen)
 
     def _draw(self) -> None:
-        self._images = self._cameras.draw(self.scene.sample.drawn)
+        self._images = self._cameras.draw(self.scene.sample.drawn, tuple(CAMERAS[name] for name in self._pictures))
         self._images_are_new = True
 
     def _observation(self) -> Observation:
@@ -214,9 +251,10 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         return {
             "task": self.task.key,
             "init_state_id": self._init_state_id,
-            "scene_seed": self._scene_seed,
+            "scene_seed": self._scene_key.scene_seed,
             "num_steps": self._num_steps,
             "is_success": self._is_success,
+            **self._recorded,
         }
 
 
@@ -230,6 +268,11 @@ def _checked(action: np.ndarray) -> np.ndarray:
     if not np.isfinite(action).all() or np.abs(action).max() > 1.0:
         raise ValueError(f"the action is {action.tolist()}, expected numbers in [-1, 1]; clip what a policy gives.")
     return action.astype(np.float64)
+
+
+def _refuse_other(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}.")
 
 
 def _refuse_below(name: str, value: int, least: int) -> None:

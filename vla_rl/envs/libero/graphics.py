@@ -2,7 +2,10 @@
 
 EGL draws on the GPU (or on the CPU, through Mesa); OSMesa draws on the CPU. PyOpenGL binds a process to one of them at
 its first import, so both are tried here through ctypes, without PyOpenGL. `MUJOCO_GL` (egl, osmesa) decides where it is
-set; `MUJOCO_EGL_DEVICE_ID` picks the EGL device of this process.
+set; `MUJOCO_EGL_DEVICE_ID` picks the EGL device of this process. Where it is not set, the processes of a pool take the GPUs
+in turn.
+
+A process that has chosen can no longer be forked: the copy would hang where it draws.
 """
 
 import ctypes
@@ -10,15 +13,19 @@ import functools
 import importlib
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vla_rl.errors import EnvError
+from vla_rl.simulation.config import PROCESS_INDEX_VARIABLE
 
 HOW_TO_GET_GRAPHICS = (
     "Install one of them with `apt-get install libegl1 libgl1` (EGL; with an NVIDIA GPU the driver brings it, and a "
     "container needs the `graphics` capability) or `apt-get install libosmesa6` (OSMesa, on the CPU)."
 )
 _EGL_PLATFORM_DEVICE = 0x313F
+_EGL_EXTENSIONS = 0x3055
+_SOFTWARE_DEVICE = b"EGL_MESA_device_software"
 _MAX_DEVICES = 64
 _OSMESA_LIBRARIES = ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
 
@@ -58,30 +65,51 @@ def make_context(size: int) -> Any:
         ) from error
 
 
+def devices_in_turn(is_software: Sequence[bool], process_index: int) -> list[int]:
+    """The devices that the process with this number tries, in order: its own GPU, the others, then what draws on the CPU."""
+    gpus = [device for device, software in enumerate(is_software) if not software]
+    turn = process_index % len(gpus) if gpus else 0
+    return [*gpus[turn:], *gpus[:turn], *(device for device, software in enumerate(is_software) if software)]
+
+
 def _egl_fault() -> str | None:
-    """Why EGL cannot draw without a screen here; None if it can."""
+    """Why EGL cannot draw without a screen here; None if it can: then MUJOCO_EGL_DEVICE_ID is the device that opened."""
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError as error:
         return str(error)
     egl.eglGetProcAddress.restype = ctypes.c_void_p
-    addresses = [egl.eglGetProcAddress(name) for name in (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT")]
+    names = (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT", b"eglQueryDeviceStringEXT")
+    addresses = [egl.eglGetProcAddress(name) for name in names]
     if None in addresses:
         return "its driver has no device platform (EGL_EXT_platform_device)"
     query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(addresses[0])
     display_of = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)(addresses[1])
+    string_of = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)(addresses[2])
     devices, count = (ctypes.c_void_p * _MAX_DEVICES)(), ctypes.c_int()
     if not query(_MAX_DEVICES, ctypes.byref(devices), ctypes.byref(count)) or count.value < 1:
         return "it has no device"
-    chosen = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
-    if chosen and not (chosen.isdigit() and int(chosen) < count.value):
-        return f"MUJOCO_EGL_DEVICE_ID is {chosen!r}, expected 0 to {count.value - 1}"
+    order = _devices_to_try(list(devices[: count.value]), string_of)
+    if isinstance(order, str):
+        return order
     egl.eglInitialize.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    for device in devices[int(chosen) : int(chosen) + 1] if chosen else devices[: count.value]:
-        display = display_of(_EGL_PLATFORM_DEVICE, device, None)
+    for device in order:
+        display = display_of(_EGL_PLATFORM_DEVICE, devices[device], None)
         if display and egl.eglInitialize(display, None, None):
+            os.environ["MUJOCO_EGL_DEVICE_ID"] = str(device)
             return None
-    return f"none of its {count.value} devices could be opened"
+    return f"none of its devices {order} could be opened"
+
+
+def _devices_to_try(devices: list[int | None], string_of: Callable[[int | None, int], bytes | None]) -> list[int] | str:
+    """Numbers of devices, the first choice first; or what is wrong with the one that was asked for."""
+    chosen = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
+    if not chosen:
+        is_software = [_SOFTWARE_DEVICE in (string_of(device, _EGL_EXTENSIONS) or b"") for device in devices]
+        return devices_in_turn(is_software, int(os.environ.get(PROCESS_INDEX_VARIABLE, "0")))
+    if chosen.isdigit() and int(chosen) < len(devices):
+        return [int(chosen)]
+    return f"MUJOCO_EGL_DEVICE_ID is {chosen!r}, expected 0 to {len(devices) - 1}"
 
 
 def _osmesa_fault() -> str | None:

@@ -36,7 +36,7 @@ def probe_physics(assets: str | os.PathLike[str] | None = None, init_state_id: i
     Raises: `EnvError` if it does not rest on the ramekin: results would not be comparable with anybody's.
     """
     task = find_task(_SUITE, _TASK_ID)
-    scene = Scene(task, find_assets(assets), scene_seed=0)
+    scene = Scene(task, find_assets(assets).path, scene_seed=0)
     try:
         scene.begin(read_init_states(task.init_states_file)[init_state_id])
         for _ in range(_SETTLE_STEPS):

@@ -7,6 +7,7 @@ is there. All of it is settled in `load_simulator`, which every other module of 
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -22,7 +23,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vla_rl.envs.libero.graphics import choose_graphics
 from vla_rl.envs.libero.tasks import libero_root
 from vla_rl.errors import EnvError
 
@@ -36,21 +36,26 @@ class Simulator(NamedTuple):
     control_env: Any
     """LIBERO's `ControlEnv`, which builds the robosuite environment of a goal file."""
 
+    task_mapping: Any
+    """The classes from which `ControlEnv` takes the one that a goal file names."""
+
     randomization_error: type[Exception]
     """What robosuite raises when it found no free place for an object."""
 
     libero: Any
     """The module that holds the folder of the assets."""
 
+    axisangle2quat: Any
+    quat2mat: Any
+    """robosuite's own, the second of which rounds to float32: a turned goal is made with them."""
+
 
 @functools.cache
 def load_simulator() -> Simulator:
-    """Import MuJoCo, robosuite and LIBERO, once in a process.
+    """Import MuJoCo, robosuite and LIBERO, once in a process; no OpenGL is touched, so that the process may still fork.
 
-    Raises: `ImportError` where a package is missing, `EnvError` for a MuJoCo with other physics or pictures, or where
-        nothing can draw.
+    Raises: `ImportError` where a package is missing, `EnvError` for a MuJoCo with other physics or pictures.
     """
-    choose_graphics()
     cache = _cache_folder()
     lasting = {
         "NUMBA_CACHE_DIR": cache / "numba",
@@ -66,20 +71,44 @@ def load_simulator() -> Simulator:
     }
     with (
         warnings.catch_warnings(),
-        _environment(LIBERO_CONFIG_PATH=_config_folder(), MUJOCO_EGL_DEVICE_ID=None, **one_thread),
+        _environment(LIBERO_CONFIG_PATH=_config_folder(), MUJOCO_GL="disable", MUJOCO_EGL_DEVICE_ID=None, **one_thread),
         _quiet_robosuite(),
     ):
         warnings.simplefilter("ignore", DeprecationWarning)  # of third-party modules; nothing of ours is imported here
         mujoco = importlib.import_module("mujoco")
         refuse_wrong_mujoco(mujoco.__version__)
+        _keep_no_assets(mujoco)
+        mujoco.set_mju_user_warning(_tell)  # else MuJoCo writes a log file into whatever folder is current
         try:
             libero = importlib.import_module("libero.libero")
             wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
+            transforms = importlib.import_module("robosuite.utils.transform_utils")
         except ImportError as error:
             raise ImportError(
                 f"LIBERO cannot be imported ({error}); run `pip install --no-deps -r requirements/libero.txt`."
             ) from error
-    return Simulator(mujoco, wrapper.ControlEnv, wrapper.RandomizationError, libero)
+    return Simulator(
+        mujoco,
+        wrapper.ControlEnv,
+        wrapper.TASK_MAPPING,
+        wrapper.RandomizationError,
+        libero,
+        transforms.axisangle2quat,
+        transforms.quat2mat,
+    )
+
+
+def _tell(warning: str) -> None:
+    print(f"MuJoCo: {warning}", file=sys.stderr, flush=True)
+
+
+def _keep_no_assets(mujoco: Any) -> None:
+    """Have MuJoCo forget the meshes and textures of a model that is built: it keeps up to 500 MB for the next one."""
+    (path,) = Path(mujoco.__file__).parent.glob("libmujoco.*")
+    library = ctypes.CDLL(str(path))
+    library.mj_globalCache.restype = ctypes.c_void_p
+    library.mj_setCacheSize.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.mj_setCacheSize(library.mj_globalCache(), 0)
 
 
 def refuse_wrong_mujoco(version: str) -> None:

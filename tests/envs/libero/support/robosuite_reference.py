@@ -1,50 +1,84 @@
-"""Plays with LIBERO's own environment, as its published evaluation does, and writes what it saw to a file.
+"""Plays with LIBERO's own environment, as its published evaluation does, and writes what it saw and computed to a file.
 
-    python robosuite_reference.py <init_state_id> <actions.npy> <out.npz>
+    python robosuite_reference.py <plays.json> <out.npz>
 
-libero_goal task 7 with its pictures for the first 12 actions, then libero_object task 1 without for all of them: two
-environments that draw in one process would disturb each other's pictures.
+Each play has a `name`, `suite`, `task_id`, `init_state_id`, `assets` (a folder), `actions` (a file) and `has_images`; at
+most one may have images, since two environments that draw in one process would disturb each other's pictures. Of a play
+`p` the file holds `p_physics`, MuJoCo's whole state after each control step (and before the first), and `p_state`,
+robosuite's own readings; with images also `p_image` and `p_wrist_image`, turned as the policies see them.
 """
 
+import importlib
+import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+import mujoco
 import numpy as np
 
-from vla_rl.envs.libero.assets import find_assets
+from vla_rl.envs.libero.graphics import choose_graphics
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.libero.stepping import axis_angle
 from vla_rl.envs.libero.tasks import find_task
 
-load_simulator().libero._assets_path_cache = str(find_assets())
 
-from libero.libero.envs import OffScreenRenderEnv  # noqa: E402  # after the simulator was loaded quietly
+def let_robosuite_draw() -> None:
+    """Our loader keeps robosuite from OpenGL; give it the context that it would have taken by itself."""
+    load_simulator()
+    backend = choose_graphics()
+    context = importlib.import_module(f"robosuite.renderers.context.{backend}_context")
+    name = {"egl": "EGLGLContext", "osmesa": "OSMesaGLContext"}[backend]
+    importlib.import_module("robosuite.utils.binding_utils").GLContext = getattr(context, name)
 
 
-def play(suite: str, task_id: int, init_state_id: int, actions: np.ndarray, **cameras: Any) -> tuple[Any, list[Any]]:
-    """The environment at the end, and an observation before each action and after the last."""
-    task = find_task(suite, task_id)
-    env = OffScreenRenderEnv(bddl_file_name=str(task.goal_file), camera_heights=96, camera_widths=96, **cameras)
+def whole_state(env: Any) -> np.ndarray:
+    model, data, every = env.sim.model._model, env.sim.data._data, mujoco.mjtState.mjSTATE_INTEGRATION
+    state = np.empty(mujoco.mj_stateSize(model, every))
+    mujoco.mj_getState(model, data, state, every)
+    return state
+
+
+def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
+    task = find_task(spec["suite"], spec["task_id"])
+    load_simulator().libero._assets_path_cache = spec["assets"]
+    wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
+    cameras = {"use_camera_obs": spec["has_images"]}
+    env = wrapper.OffScreenRenderEnv(
+        bddl_file_name=str(task.goal_file), camera_heights=96, camera_widths=96, has_offscreen_renderer=True, **cameras
+    )
     env.seed(0)
     env.env.reset()
-    env.set_init_state(read_init_states(task.init_states_file)[init_state_id])
-    settling = [env.step([0, 0, 0, 0, 0, 0, -1])[0] for _ in range(10)]
-    return env, settling[-1:] + [env.step(action.tolist())[0] for action in actions]
+    env.set_init_state(read_init_states(task.init_states_file)[spec["init_state_id"]])
+    for _ in range(10):
+        observation, _, is_done, _ = env.step([0, 0, 0, 0, 0, 0, -1])
+    observations, states, successes = [observation], [whole_state(env)], [is_done]
+    for action in np.load(spec["actions"]):
+        observation, _, is_done, _ = env.step(action.tolist())
+        observations.append(observation)
+        states.append(whole_state(env))
+        successes.append(is_done)
+    seen = {
+        "physics": np.array(states),
+        "is_success": np.array(successes),
+        "state": np.array(
+            [
+                np.concatenate(
+                    [o["robot0_eef_pos"], axis_angle(o["robot0_eef_quat"]), o["robot0_gripper_qpos"]]
+                ).astype(np.float32)
+                for o in observations
+            ]
+        ),
+    }
+    if spec["has_images"]:
+        seen["image"] = np.array([o["agentview_image"][::-1, ::-1] for o in observations])
+        seen["wrist_image"] = np.array([o["robot0_eye_in_hand_image"][::-1, ::-1] for o in observations])
+    return {f"{spec['name']}_{key}": value for key, value in seen.items()}
 
 
-init_state_id, actions_file, out_file = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-all_actions = np.load(actions_file)
-goal_env, seen = play("libero_goal", 7, init_state_id, all_actions[:12])
-object_env, _ = play("libero_object", 1, init_state_id, all_actions, use_camera_obs=False)
-np.savez(
-    out_file,
-    image=np.array([o["agentview_image"][::-1, ::-1] for o in seen]),
-    wrist_image=np.array([o["robot0_eye_in_hand_image"][::-1, ::-1] for o in seen]),
-    eef_pos=np.array([o["robot0_eef_pos"] for o in seen]),
-    eef_quat=np.array([o["robot0_eef_quat"] for o in seen]),
-    gripper_qpos=np.array([o["robot0_gripper_qpos"] for o in seen]),
-    goal_physics=goal_env.get_sim_state(),
-    object_physics=object_env.get_sim_state(),
-)
+plays = json.loads(Path(sys.argv[1]).read_text())
+let_robosuite_draw()
+np.savez(sys.argv[2], **{key: value for spec in plays for key, value in play(spec).items()})
 os._exit(0)  # robosuite's own render context prints tracebacks where it is freed

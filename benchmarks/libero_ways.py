@@ -1,0 +1,254 @@
+"""The ways of stepping that `libero_throughput` compares; each builder is called in a process of its own.
+
+A builder gives a function that runs one round and returns its figure: seconds of CPU time an env step, where not said
+otherwise. Every round begins at an initial state, settles for 10 steps unmeasured, and plays the same random actions.
+"""
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+
+Run = Callable[[], float]
+NUM_DRAWN_STEPS, NUM_BARE_STEPS, CHUNK_SIZE = 16, 60, 8
+NUM_SUBSTEPS = 25
+SIZE = 224
+IDLE = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def _actions(num_steps: int) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, (num_steps, 7)).astype(np.float32)
+
+
+def _original(suite: str, task_id: int, assets: str, cameras: int) -> tuple[Any, np.ndarray]:
+    """LIBERO's own environment and its first initial state; our loader keeps robosuite from OpenGL, here it gets it."""
+    from vla_rl.envs.libero.assets import find_assets
+    from vla_rl.envs.libero.graphics import choose_graphics
+    from vla_rl.envs.libero.init_states import read_init_states
+    from vla_rl.envs.libero.simulator import load_simulator
+    from vla_rl.envs.libero.tasks import find_task
+
+    load_simulator().libero._assets_path_cache = str(find_assets(assets).path)
+    wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
+    drawing: dict[str, Any] = {"has_offscreen_renderer": False, "use_camera_obs": False}
+    if cameras:
+        backend = choose_graphics()
+        context = importlib.import_module(f"robosuite.renderers.context.{backend}_context")
+        name = {"egl": "EGLGLContext", "osmesa": "OSMesaGLContext"}[backend]
+        bindings: Any = importlib.import_module("robosuite.utils.binding_utils")
+        bindings.GLContext = getattr(context, name)
+        names = ["agentview", "robot0_eye_in_hand"][:cameras]
+        drawing = {"camera_names": names, "camera_heights": SIZE, "camera_widths": SIZE}
+    task = find_task(suite, task_id)
+    env = wrapper.ControlEnv(bddl_file_name=str(task.goal_file), **drawing)
+    env.seed(0)
+    env.env.reset()
+    return env, read_init_states(task.init_states_file)[0]
+
+
+def _run_original(env: Any, init_state: np.ndarray, num_steps: int) -> Run:
+    rows = _actions(num_steps).tolist()
+
+    def run() -> float:
+        env.env.timestep = 0
+        env.set_init_state(init_state)
+        started = time.process_time()
+        for row in rows:
+            env.step(row)
+        return (time.process_time() - started) / num_steps
+
+    return run
+
+
+def original_step_drawn(suite: str, task_id: int, assets: str, cameras: int) -> Run:
+    """robosuite's stepping, drawing its cameras at every control step."""
+    return _run_original(*_original(suite, task_id, assets, cameras), NUM_DRAWN_STEPS)
+
+
+def siirl_step_drawn(suite: str, task_id: int, assets: str) -> Run:
+    """hf-libero's SubprocVectorEnv with one environment; the CPU time of both processes."""
+    from vla_rl.envs.libero.simulator import _config_folder, load_simulator
+
+    os.environ["LIBERO_CONFIG_PATH"] = _config_folder()  # or LIBERO asks on stdin, in the spawned process too
+    load_simulator()
+    vector = importlib.import_module("libero.libero.envs.venv")
+    init_states: list[np.ndarray] = []
+
+    def make() -> Any:
+        return _original(suite, task_id, assets, cameras=2)[0]
+
+    from vla_rl.envs.libero.init_states import read_init_states
+    from vla_rl.envs.libero.tasks import find_task
+
+    init_states.append(read_init_states(find_task(suite, task_id).init_states_file)[0])
+    envs = vector.SubprocVectorEnv([make])
+    (worker,) = envs.workers
+    rows = _actions(NUM_DRAWN_STEPS)
+
+    def cpu_time_s() -> float:
+        fields = Path(f"/proc/{worker.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return time.process_time() + (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def run() -> float:
+        envs.set_init_state(init_states)
+        started = cpu_time_s()
+        for row in rows:
+            envs.step(row[None])
+        return (cpu_time_s() - started) / len(rows)
+
+    return run
+
+
+def our_step_drawn(suite: str, task_id: int, assets: str, cameras: int, mode: Any) -> Run:
+    """`LiberoEnv`, in chunks; `mode` is that of physics and of pictures."""
+    from vla_rl.envs.libero import LiberoEnv
+    from vla_rl.simulation.open_loop import run_chunk
+
+    env = LiberoEnv(suite, task_id, assets, SIZE, step_limit=1000, wrist_image=cameras == 2, physics=mode, quality=mode)
+    rows = _actions(NUM_DRAWN_STEPS)
+
+    def run() -> float:
+        env.reset(options={"init_state_id": 0})
+        started = time.process_time()
+        for start in range(0, len(rows), CHUNK_SIZE):
+            run_chunk(env, rows[start : start + CHUNK_SIZE])
+        return (time.process_time() - started) / len(rows)
+
+    return run
+
+
+def _scene(suite: str, task_id: int, assets: str) -> tuple[Any, np.ndarray]:
+    from vla_rl.envs.libero.assets import find_assets
+    from vla_rl.envs.libero.init_states import read_init_states
+    from vla_rl.envs.libero.scene import Scene
+    from vla_rl.envs.libero.tasks import find_task
+
+    task = find_task(suite, task_id)
+    return Scene(task, find_assets(assets).path, scene_seed=0), read_init_states(task.init_states_file)
+
+
+def stepping(suite: str, task_id: int, assets: str) -> Callable[[], dict[str, float]]:
+    """Seconds of CPU time a control step without cameras, by way: all four take turns step by step.
+
+    `floor` is 25 bare `mj_step`s with the controls that robosuite wrote in the same step.
+    """
+    original, init_state = _original(suite, task_id, assets, cameras=0)
+    recorder, _ = _original(suite, task_id, assets, cameras=0)
+    model, data = recorder.sim.model._model, recorder.sim.data._data
+    rows = _actions(NUM_BARE_STEPS)
+    controls = _recorded_controls(recorder, init_state, rows)
+    exact, _ = _scene(suite, task_id, assets)
+    fast, _ = _scene(suite, task_id, assets)
+    fast.physics = "fast"
+
+    def floor_step(controls_of_step: list[np.ndarray]) -> None:
+        for control in controls_of_step:
+            data.ctrl[:] = control
+            mujoco.mj_step(model, data)
+
+    def run() -> dict[str, float]:
+        for env in (original, recorder):
+            env.env.timestep = 0
+            env.set_init_state(init_state)
+        for scene in (exact, fast):
+            scene.begin(init_state)
+        took_s: dict[str, float] = dict.fromkeys(("original", "exact", "fast", "floor"), 0.0)
+        for number, row in enumerate(rows):
+            turns: dict[str, tuple[Callable[[Any], Any], Any]] = {
+                "original": (original.step, row.tolist()),
+                "exact": (exact.advance, row.astype(np.float64)),
+                "fast": (fast.advance, row.astype(np.float64)),
+                "floor": (floor_step, controls[number * NUM_SUBSTEPS : (number + 1) * NUM_SUBSTEPS]),
+            }
+            for name, (step, argument) in turns.items():
+                started = time.process_time()
+                step(argument)
+                took_s[name] += time.process_time() - started
+        return {name: seconds / len(rows) for name, seconds in took_s.items()}
+
+    return run
+
+
+def _recorded_controls(env: Any, init_state: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+    """What robosuite's stepping writes into MuJoCo's controls, substep by substep."""
+    controls: list[np.ndarray] = []
+    sim = env.env.sim
+    step = sim.step
+
+    def recorded_step(*arguments: Any) -> None:
+        controls.append(sim.data._data.ctrl.copy())
+        step(*arguments)
+
+    sim.step = recorded_step
+    env.set_init_state(init_state)
+    for row in rows.tolist():
+        env.step(row)
+    sim.step = step
+    return controls
+
+
+def reset(suite: str, task_id: int, assets: str) -> Run:
+    """Milliseconds of CPU time to bring a scene to a start, without settling and pictures; the median of all its starts."""
+    scene, init_states = _scene(suite, task_id, assets)
+
+    def run() -> float:
+        took_s = []
+        for init_state in init_states:
+            started = time.process_time()
+            scene.begin(init_state)
+            took_s.append(time.process_time() - started)
+        return 1e3 * float(np.median(took_s))
+
+    return run
+
+
+def worker_memory(suite: str, task_id: int, assets: str, mode: Any) -> Run:
+    """Private megabytes (USS) of a forked worker that has played three tasks of the suite, one camera of 224 pixels."""
+    from vla_rl.envs.libero import LiberoEnv
+    from vla_rl.simulation.open_loop import run_chunk
+
+    tasks = [task_id, task_id + 1, task_id + 2]
+    arguments: dict[str, Any] = {"suite": suite, "assets": assets, "image_size": SIZE, "wrist_image": False}
+    for task in tasks:
+        LiberoEnv.prepare(task_id=task, **arguments)
+
+    def run() -> float:
+        read, write = os.pipe()
+        if os.fork() == 0:
+            largest = 0.0
+            for task in tasks:
+                env = LiberoEnv(task_id=task, physics=mode, quality=mode, **arguments)
+                env.reset(options={"init_state_id": 0})
+                run_chunk(env, _actions(CHUNK_SIZE))
+                largest = max(largest, _private_mb())
+                env.close()
+            os.write(write, str(largest).encode())
+            os._exit(0)
+        os.close(write)
+        figure = float(os.read(read, 64).decode())
+        os.close(read)
+        os.wait()
+        return figure
+
+    return run
+
+
+def _private_mb() -> float:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
+
+
+WAYS: dict[str, Callable[..., Callable[[], Any]]] = {
+    "original step drawn": original_step_drawn,
+    "siirl step drawn": siirl_step_drawn,
+    "our step drawn": our_step_drawn,
+    "stepping": stepping,
+    "reset": reset,
+    "worker memory": worker_memory,
+}

@@ -1,0 +1,84 @@
+"""Representative episodes that the scripted experts must solve, without pictures."""
+
+import os
+from collections.abc import Iterator
+
+import gymnasium
+import numpy as np
+import pytest
+
+import vla_rl.envs
+from benchmarks.libero_experts import expert_lengths
+from vla_rl.envs.libero.assets import find_assets
+from vla_rl.envs.libero.experts import ExpertPolicy
+from vla_rl.envs.libero.tasks import find_task
+
+REAL = os.environ.get("VLA_RL_LIBERO_ASSETS")
+EPISODES = [
+    ("libero_object", 3, 0),
+    ("libero_spatial", 5, 1),
+    ("libero_goal", 0, 0),
+    ("libero_goal", 7, 0),
+    ("libero_goal", 9, 0),
+]
+SLOW_EPISODES = [("libero_spatial", 4, 0), ("libero_goal", 8, 0), ("libero_10", 2, 0)]
+
+
+def solve(suite: str, task_id: int, init_state_id: int, assets: str) -> None:
+    (length,) = expert_lengths(find_task(suite, task_id), find_assets(assets), [init_state_id])
+    assert length is not None
+    assert 30 < length < 250
+
+
+@pytest.mark.parametrize(("suite", "task_id", "init_state_id"), EPISODES)
+def test_the_expert_solves_a_task_with_stand_ins(suite: str, task_id: int, init_state_id: int) -> None:
+    solve(suite, task_id, init_state_id, "stand-ins")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "task_id", "init_state_id"), SLOW_EPISODES)
+def test_the_expert_solves_a_harder_task_with_stand_ins(suite: str, task_id: int, init_state_id: int) -> None:
+    solve(suite, task_id, init_state_id, "stand-ins")
+
+
+@pytest.mark.skipif(not REAL, reason="set VLA_RL_LIBERO_ASSETS to LIBERO's assets")
+@pytest.mark.slow
+@pytest.mark.parametrize(("suite", "task_id", "init_state_id"), [*EPISODES[:3], ("libero_goal", 3, 0)])
+def test_the_expert_solves_a_task_with_real_assets(suite: str, task_id: int, init_state_id: int) -> None:
+    solve(suite, task_id, init_state_id, str(REAL))
+
+
+@pytest.fixture
+def suggesting_env() -> Iterator[gymnasium.Env[dict[str, object], np.ndarray]]:
+    assert vla_rl.envs.LIBERO_SUITES
+    env = gymnasium.make(
+        "vla_rl/libero_object-expert-v0",
+        task_id=3,
+        assets="stand-ins",
+        image_size=32,
+        wrist_image=False,
+        physics="fast",
+        quality="fast",
+        disable_env_checker=True,
+    )
+    yield env
+    env.close()
+
+
+async def test_the_expert_is_a_policy_like_any_other(
+    suggesting_env: gymnasium.Env[dict[str, object], np.ndarray],
+) -> None:
+    observation, _ = suggesting_env.reset(options={"init_state_id": 0})
+    policy, is_over = ExpertPolicy(), False
+    info: dict[str, object] = {}
+    while not is_over:
+        chunk = await policy.act(observation)
+        assert chunk.actions.shape == (1, 7)
+        observation, _, terminated, truncated, info = suggesting_env.step(chunk.actions[0])
+        is_over = terminated or truncated
+    assert info["is_success"]
+
+
+async def test_an_observation_without_suggestion_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the observation has \['state'\], expected expert_action"):
+        await ExpertPolicy().act({"state": np.zeros(8, np.float32)})

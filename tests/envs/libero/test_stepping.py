@@ -1,0 +1,119 @@
+"""The control step of our own against robosuite's, and the start of an episode against a scene that was just built."""
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vla_rl.envs.libero import LiberoEnv, find_task
+from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.scene import Scene
+
+INIT_STATE_ID = 3
+IDLE = np.array([0, 0, 0, 0, 0, 0, -1.0])
+EXPERT_EPISODE = Path(__file__).parent / "support" / "expert_episode.npy"
+FAST_ERROR = 5e-3
+"""Bound of docs/libero.md on positions (m, rad) over an episode."""
+
+
+@pytest.fixture(scope="module")
+def theirs(reference: subprocess.Popen[str], actions: Path) -> Any:
+    _, stderr = reference.communicate()
+    assert reference.returncode == 0, stderr
+    return np.load(actions.with_name("reference.npz"))
+
+
+def _states(scene: Scene, suite: str, task_id: int, actions: np.ndarray) -> tuple[list[np.ndarray], list[bool]]:
+    """MuJoCo's whole state after settling and after each action, and whether the goal held."""
+    scene.begin(read_init_states(find_task(suite, task_id).init_states_file)[INIT_STATE_ID])
+    for _ in range(10):
+        is_success = scene.advance(IDLE)
+    states, successes = [scene.get_state()["physics"]], [is_success]
+    for action in actions:
+        successes.append(scene.advance(action.astype(np.float64)))
+        states.append(scene.get_state()["physics"])
+    return states, successes
+
+
+@pytest.mark.parametrize("name", ["grasp", "spatial", "ten"])
+def test_every_bit_of_every_control_step_is_robosuites(name: str, plays: list[dict[str, Any]], theirs: Any) -> None:
+    play = next(play for play in plays if play["name"] == name)
+    task = find_task(play["suite"], play["task_id"])
+    scene = Scene(task, Path(play["assets"]), scene_seed=0)
+    try:
+        states, successes = _states(scene, play["suite"], play["task_id"], np.load(play["actions"]))
+        np.testing.assert_array_equal(states, theirs[f"{name}_physics"])
+        np.testing.assert_array_equal(successes, theirs[f"{name}_is_success"])
+        np.testing.assert_array_equal(scene.sample.proprio, theirs[f"{name}_state"][-1])
+    finally:
+        scene.close()
+    if name == "grasp":
+        assert successes == [False] * 91 + [True]
+
+
+def test_observations_and_both_pictures_equal_robosuites_own_bit_by_bit(
+    goal_env: LiberoEnv, actions: Path, theirs: Any
+) -> None:
+    ours = [goal_env.reset(options={"init_state_id": INIT_STATE_ID})[0]]
+    ours += [goal_env.step(action)[0] for action in np.load(actions)[:12]]
+    for ours_key, their_key in (("state", "state"), ("image", "image"), ("wrist_image", "wrist_image")):
+        np.testing.assert_array_equal([o[ours_key] for o in ours], theirs[f"pictures_{their_key}"])
+    np.testing.assert_array_equal(goal_env.scene.get_state()["physics"], theirs["pictures_physics"][-1])
+
+
+def test_fast_physics_succeeds_at_the_same_step_and_stays_within_its_bound(object_env: LiberoEnv, theirs: Any) -> None:
+    scene, num_qpos = object_env.scene, object_env.scene.model.nq
+    scene.physics = "fast"
+    try:
+        states, successes = _states(scene, "libero_object", 1, np.load(EXPERT_EPISODE))
+    finally:
+        scene.physics = "exact"
+    assert successes == theirs["grasp_is_success"].tolist()
+    error = np.abs(np.array(states) - theirs["grasp_physics"])[:, 1 : 1 + num_qpos]
+    assert 0.0 < error.max() < FAST_ERROR
+
+
+def test_a_used_scene_begins_like_one_that_was_just_built(assets: str) -> None:
+    task, seed = find_task("libero_goal", 3), 5
+    actions = np.random.default_rng(1).uniform(-1, 1, (6, 7))
+    used, fresh = Scene(task, Path(assets), seed), Scene(task, Path(assets), seed)
+    try:
+        used.physics = "fast"
+        _states(used, "libero_goal", 3, actions[::-1])
+        used.physics = "exact"
+        expected, _ = _states(fresh, "libero_goal", 3, actions)
+        np.testing.assert_array_equal(_states(used, "libero_goal", 3, actions)[0], expected)
+        np.testing.assert_equal(used.get_state(), fresh.get_state())
+        other = Scene(task, Path(assets), seed + 1)
+        assert not np.array_equal(other.model.body_pos, used.model.body_pos)  # the cabinet stands elsewhere
+        other.close()
+    finally:
+        used.close()
+        fresh.close()
+
+
+def test_a_start_takes_less_than_two_milliseconds(object_env: LiberoEnv) -> None:
+    init_states = read_init_states(object_env.task.init_states_file)
+    took_s = []
+    for init_state in init_states:
+        started = time.process_time()
+        object_env.scene.begin(init_state)
+        took_s.append(time.process_time() - started)
+    assert np.median(took_s) < 0.002
+
+
+def test_a_forked_child_takes_the_prepared_scene_and_plays_the_same_episode(
+    object_env: LiberoEnv, forked: subprocess.Popen[str], actions: Path
+) -> None:
+    ours = [object_env.reset(options={"init_state_id": INIT_STATE_ID})[0]]
+    ours += [object_env.step(action)[0] for action in np.load(actions)[:12]]
+    stdout, stderr = forked.communicate()
+    assert forked.returncode == 0, stderr
+    assert stdout.strip() == "graphics=[] num_threads=1 child=0"
+    theirs = np.load(actions.with_name("forked.npz"))
+    np.testing.assert_array_equal([o["state"] for o in ours], theirs["state"])
+    np.testing.assert_array_equal([o["image"] for o in ours], theirs["image"])
+    assert theirs["is_kept"]

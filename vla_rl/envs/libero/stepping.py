@@ -1,0 +1,170 @@
+"""The control step of one scene: live views of MuJoCo's arrays, the controller's state, and one compiled call for each step.
+
+Nothing here calls robosuite's `step`: `control_step` computes the same numbers. robosuite's objects are read once, where
+a scene has just been built, for the controller's state at the reset and for which joint is where.
+"""
+
+import functools
+import importlib
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from vla_rl.envs.libero.simulator import load_simulator
+
+Physics: TypeAlias = Literal["exact", "fast"]
+"""exact: robosuite's bits. fast: one constraint solve a substep and no inverses, up to rounding the same."""
+
+_DISPLACEMENT_M, _ROTATION_RAD = 0.05, 0.5
+_MODEL_FIELDS = ("site_rgba",)
+
+
+@functools.cache
+def _compiled_code() -> tuple[Any, Any, Any]:
+    """The modules of the compiled code: imported late, since `load_simulator` says where compiled code is kept."""
+    load_simulator()
+    names = ("control_step", "operational_space", "mujoco_calls")
+    modules = [importlib.import_module(f"vla_rl.envs.libero.{name}") for name in names]
+    return modules[0], modules[1], modules[2]
+
+
+class Stepper:
+    """Steps one scene. Its state besides MuJoCo's is the controller, the gripper and the clock of the sensors.
+
+    Args:
+        env: robosuite's environment, just reset.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._code, controllers, calls = _compiled_code()
+        self._simulator = load_simulator()
+        self._quaternion, self._rotation = self._simulator.axisangle2quat, self._simulator.quat2mat
+        robot, model, data = env.robots[0], env.sim.model._model, env.sim.data._data
+        self._keep_alive = env.sim
+        self._functions = calls.mujoco_functions(self._simulator.mujoco)
+        self._addresses = (model._address, data._address, int(robot.eef_site_id))
+        self._live = self._code.Poses(
+            **{name: getattr(model if name in _MODEL_FIELDS else data, name) for name in self._code.Poses._fields}
+        )
+        self._read = self._code.Poses(*(array.copy() for array in self._live))
+        self._simulation = self._make_simulation(env)
+        self._controller = controllers.ControllerState(
+            *(np.array(getattr(robot.controller, name)) for name in controllers.ControllerState._fields)
+        )
+        gripper = np.broadcast_to(robot.gripper.current_action, (2,))
+        self._flags = np.array([float(robot.controller.new_update), *gripper])
+        self._clock = np.zeros(2)
+        self._eef_body, self._fingers = (
+            self._body(model, robot.robot_model.eef_name),
+            robot._ref_gripper_joint_pos_indexes,
+        )
+
+    def start_clock(self, num_readings: int) -> None:
+        """As robosuite's sensors stand after so many forced readings: each moves the clock by a substep."""
+        self._clock[:] = 0.0, 0.0
+        for _ in range(num_readings):
+            self.read_now()
+
+    def read_now(self) -> None:
+        """Let the sensors read outside of a step."""
+        self._clock[0] += self._code.SUBSTEP_S
+        self._code.read_sensors(self._live, self._read)
+        self._clock[1] = 1.0
+
+    def run(self, action: np.ndarray, physics: Physics) -> None:
+        """Run one control step with float64 [7] in [-1, 1]."""
+        rotation = action[3:6] * _ROTATION_RAD
+        command = self._code.Command(
+            action[:3] * _DISPLACEMENT_M,
+            self._rotation(self._quaternion(rotation)),
+            bool(rotation.any()),
+            float(np.sign(action[6])),
+        )
+        self._code.run_control_step(
+            self._functions,
+            *self._addresses,
+            physics == "exact",
+            self._live,
+            self._simulation,
+            self._controller,
+            self._flags,
+            self._clock,
+            self._read,
+            command,
+        )
+
+    @property
+    def proprio(self) -> np.ndarray:
+        """float32 [8], as the sensors read last: gripper position (m), hand orientation (axis-angle), two fingers (m)."""
+        read = self._read
+        w, x, y, z = read.xquat[self._eef_body]
+        hand = axis_angle(np.array([x, y, z, w]))
+        parts = (read.site_xpos[self._addresses[2]], hand, read.qpos[self._fingers])
+        return np.asarray(np.concatenate(parts), np.float32)
+
+    @property
+    def read(self) -> Any:
+        """`Poses` as the sensors read them last; overwritten by the next step."""
+        return self._read
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything besides MuJoCo's own state that a later step depends on, as plain arrays."""
+        return {
+            "controller": {name: array.copy() for name, array in self._controller._asdict().items()},
+            "flags": self._flags.copy(),
+            "clock": self._clock.copy(),
+            "read": {name: array.copy() for name, array in self._read._asdict().items()},
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state that `get_state` gave for the same task."""
+        for name, array in self._controller._asdict().items():
+            array[...] = state["controller"][name]
+        for name, array in self._read._asdict().items():
+            array[...] = state["read"][name]
+        self._flags[:], self._clock[:] = state["flags"], state["clock"]
+
+    def _make_simulation(self, env: Any) -> Any:
+        robot, model, data = env.robots[0], env.sim.model._model, env.sim.data._data
+        arm = list(range(self._code.NUM_JOINTS))
+        places = (robot.controller.qpos_index, robot.controller.qvel_index, robot._ref_joint_actuator_indexes)
+        if any(list(place) != arm for place in places):
+            raise ValueError(f"the arm's joints and motors are at {places}, expected the first {len(arm)} of each.")
+        fingers = np.array([env.sim.model.actuator_name2id(name) for name in robot.gripper.actuators])
+        return self._code.Simulation(
+            qvel=data.qvel,
+            qM=data.qM,
+            qfrc_bias=data.qfrc_bias,
+            ctrl=data.ctrl,
+            torque_limits=model.actuator_ctrlrange[arm],
+            gripper_ctrl=fingers,
+            gripper_range=model.actuator_ctrlrange[fingers],
+            mass_address=_mass_addresses(model, len(arm)),
+            jacobian=np.zeros((2, 3, model.nv)),
+        )
+
+    def _body(self, model: Any, name: str) -> int:
+        return int(self._simulator.mujoco.mj_name2id(model, self._simulator.mujoco.mjtObj.mjOBJ_BODY, name))
+
+
+def _mass_addresses(model: Any, size: int) -> np.ndarray:
+    """int64 [size, size], where entry (i, j) of the mass matrix lies in MuJoCo's packed `qM`; -1 where it is zero.
+
+    A row of `qM` begins at `dof_Madr` with the diagonal and goes on with the joints that carry it, nearest first.
+    """
+    addresses = np.full((size, size), -1, np.int64)
+    for row in range(size):
+        column, address = row, int(model.dof_Madr[row])
+        while column >= 0:
+            addresses[row, column] = addresses[column, row] = address
+            column, address = int(model.dof_parentid[column]), address + 1
+    return addresses
+
+
+def axis_angle(quaternion: np.ndarray) -> np.ndarray:
+    """float64 [3], axis times angle in [0, 2 pi], of a unit quaternion (x, y, z, w); zero where there is no rotation."""
+    w = min(max(float(quaternion[3]), -1.0), 1.0)
+    sine = np.sqrt(1.0 - w * w)
+    if np.isclose(sine, 0.0):
+        return np.zeros(3)
+    return np.asarray(quaternion[:3] * 2.0 * np.arccos(w) / sine)
