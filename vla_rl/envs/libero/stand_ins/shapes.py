@@ -1,0 +1,175 @@
+"""Building blocks of the stand-ins: boxes, prisms, vessels and turned surfaces, each a tuple of geoms.
+
+Everything stands upright on z. Two rules keep it graspable and fast:
+
+- What is touched is made of boxes only. Cylinders slip out of a gripper with flat pads, an octagonal prism stays.
+- What is seen and round is one turned mesh: a twentieth of the triangles that MuJoCo spends on its own cylinders.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeAlias
+
+from vla_rl.envs.libero.stand_ins.model import UPRIGHT, Geom, Quaternion, Surface, Vector, solid
+
+Geoms: TypeAlias = tuple[Geom, ...]
+Profile: TypeAlias = Sequence[tuple[float, float]]
+
+_UNIT_M = 1e-4
+_GAP_M = 0.0004
+"""How much shorter the diagonal boxes of a prism are, so that it stands on two of its four boxes."""
+
+
+def about_x(angle: float) -> Quaternion:
+    """A turn about x (rad)."""
+    return (math.cos(angle / 2), math.sin(angle / 2), 0.0, 0.0)
+
+
+def about_y(angle: float) -> Quaternion:
+    """A turn about y (rad)."""
+    return (math.cos(angle / 2), 0.0, math.sin(angle / 2), 0.0)
+
+
+def about_z(angle: float) -> Quaternion:
+    """A turn about z (rad)."""
+    return (math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2))
+
+
+def compose(a: Quaternion, b: Quaternion) -> Quaternion:
+    """The turn `b` seen from within the turn `a`."""
+    return (
+        a[0] * b[0] - a[1] * b[1] - a[2] * b[2] - a[3] * b[3],
+        a[0] * b[1] + a[1] * b[0] + a[2] * b[3] - a[3] * b[2],
+        a[0] * b[2] - a[1] * b[3] + a[2] * b[0] + a[3] * b[1],
+        a[0] * b[3] + a[1] * b[2] - a[2] * b[1] + a[3] * b[0],
+    )
+
+
+def rotate(quat: Quaternion, v: Vector) -> Vector:
+    """`v` turned by `quat`."""
+    w, x, y, z = quat
+    _, rx, ry, rz = compose(compose(quat, (0.0, *v)), (w, -x, -y, -z))
+    return (rx, ry, rz)
+
+
+def moved(geoms: Iterable[Geom], to: Vector = (0.0, 0.0, 0.0), turn: Quaternion = UPRIGHT) -> Geoms:
+    """The geoms turned about the origin, then shifted."""
+    placed = []
+    for geom in geoms:
+        x, y, z = rotate(turn, geom.pos)
+        pos = (x + to[0], y + to[1], z + to[2])
+        placed.append(replace(geom, pos=pos, quat=compose(turn, geom.quat)))
+    return tuple(placed)
+
+
+def along_y(geoms: Iterable[Geom]) -> Geoms:
+    """The geoms with their top towards y: how LIBERO's cans, bottles and cartons lie in their own frame."""
+    return moved(geoms, turn=about_x(-math.pi / 2))
+
+
+def touch(size: Vector, pos: Vector = (0.0, 0.0, 0.0), quat: Quaternion = UPRIGHT, density: float = 1.0) -> Geom:
+    """A box to be touched; `size` is its full extent."""
+    return Geom("box", (size[0] / 2, size[1] / 2, size[2] / 2), pos, quat, density=density)
+
+
+def paint(
+    size: Vector, pos: Vector, color: str, quat: Quaternion = UPRIGHT, material: str = "", name: str = ""
+) -> Geom:
+    """A box to be seen; `size` is its full extent."""
+    return Geom("box", (size[0] / 2, size[1] / 2, size[2] / 2), pos, quat, color, material, name=name)
+
+
+def block(size: Vector, pos: Vector, color: str, quat: Quaternion = UPRIGHT, material: str = "") -> Geoms:
+    """A box that is touched where it is seen."""
+    seen = paint(size, pos, color, quat, material)
+    return (seen, solid(seen))
+
+
+def octagon(width: float, bottom: float, top: float) -> Geoms:
+    """An eight-sided prism to be touched, `width` from flat to flat: four boxes through its axis."""
+    narrow = width * math.tan(math.pi / 8)
+    boxes = []
+    for i in range(4):
+        gap = _GAP_M * (i % 2)
+        size = (width, narrow, top - bottom - 2 * gap)
+        boxes.append(touch(size, (0.0, 0.0, (bottom + top) / 2), about_z(i * math.pi / 4)))
+    return tuple(boxes)
+
+
+def ring(bottom: tuple[float, float], top: tuple[float, float], thickness: float, count: int) -> Geoms:
+    """A wall of `count` panels to be touched, from radius and height (r, z) at the bottom to those at the top.
+
+    The radii are those of the outer face, at the middle of a panel.
+    """
+    dr, dz = top[0] - bottom[0], top[1] - bottom[1]
+    length, tilt = math.hypot(dr, dz), math.atan2(dr, dz)
+    radius = (bottom[0] + top[0]) / 2 - math.cos(tilt) * thickness / 2
+    height = (bottom[1] + top[1]) / 2 + math.sin(tilt) * thickness / 2
+    width = 2 * max(bottom[0], top[0]) * math.tan(math.pi / count)
+    panels = []
+    for i in range(count):
+        angle = 2 * math.pi * i / count
+        pos = (radius * math.cos(angle), radius * math.sin(angle), height)
+        panels.append(touch((thickness, width, length), pos, compose(about_z(angle), about_y(tilt))))
+    return tuple(panels)
+
+
+def turned(profile: Profile, color: str, segments: int = 16, material: str = "") -> Geom:
+    """A painted surface of revolution about z.
+
+    Args:
+        profile: (radius, height) from the axis below, around the outside, to the axis above or inside.
+        color: its colour.
+        segments: how many flat sides go around.
+    """
+    vertices: list[tuple[int, int, int]] = []
+    rows: list[list[int]] = []
+    for radius, height in profile:
+        start, z = len(vertices), _whole(height)
+        if radius == 0:
+            vertices.append((0, 0, z))
+            rows.append([start] * segments)
+            continue
+        for j in range(segments):
+            angle = 2 * math.pi * j / segments
+            vertices.append((_whole(radius * math.cos(angle)), _whole(radius * math.sin(angle)), z))
+        rows.append(list(range(start, start + segments)))
+    faces = []
+    for low, high in pairwise(rows):
+        for j in range(segments):
+            a, b = low[j], low[(j + 1) % segments]
+            c, d = high[(j + 1) % segments], high[j]
+            faces += [face for face in ((a, b, c), (a, c, d)) if len(set(face)) == 3]
+    return Geom("mesh", color=color, material=material, surface=Surface(tuple(vertices), tuple(faces)))
+
+
+def prism(outline: Profile, depth: float, color: str, material: str = "") -> Geom:
+    """A painted slab: a convex outline in (x, z), counterclockwise seen from -y, `depth` thick along y."""
+    n, y = len(outline), _whole(depth / 2)
+    front = [(_whole(x), -y, _whole(z)) for x, z in outline]
+    back = [(x, -front_y, z) for x, front_y, z in front]
+    faces = [(0, i, i + 1) for i in range(1, n - 1)]
+    faces += [(n, n + i + 1, n + i) for i in range(1, n - 1)]
+    for i in range(n):
+        j = (i + 1) % n
+        faces += [(i, i + n, j + n), (i, j + n, j)]
+    return Geom("mesh", color=color, material=material, surface=Surface(tuple(front + back), tuple(faces)))
+
+
+def open_box(size: Vector, wall: float, color: str, material: str = "") -> Geoms:
+    """A box without a lid, standing on z = 0, seen and touched; `size` is its full outer extent."""
+    x, y, z = size
+    walls = [
+        *block((x, y, wall), (0.0, 0.0, wall / 2), color, material=material),
+        *block((wall, y, z - wall), ((x - wall) / 2, 0.0, (z + wall) / 2), color, material=material),
+        *block((wall, y, z - wall), (-(x - wall) / 2, 0.0, (z + wall) / 2), color, material=material),
+        *block((x - 2 * wall, wall, z - wall), (0.0, (y - wall) / 2, (z + wall) / 2), color, material=material),
+        *block((x - 2 * wall, wall, z - wall), (0.0, -(y - wall) / 2, (z + wall) / 2), color, material=material),
+    ]
+    return tuple(walls)
+
+
+def _whole(length: float) -> int:
+    return round(length / _UNIT_M)
