@@ -16,7 +16,7 @@ from vla_rl.envs.chunking import ActionChunks
 from vla_rl.simulation.open_loop import run_chunk
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
-"""The suites of LIBERO, each registered as `vla_rl/<suite>-v0`; `task_id` picks the task."""
+"""The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions, `vla_rl/<suite>-expert-v0`."""
 
 
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
@@ -25,8 +25,10 @@ def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = Non
 
 
 _register("vla_rl/toy_reach-v0", "vla_rl.envs.toy.reach:ToyReachEnv")
+_register("vla_rl/control-v0", "vla_rl.envs.control.env:ControlEnv")
 _register("vla_rl/faulty-v0", "vla_rl.envs.toy.faulty:FaultyEnv")
 for _suite in LIBERO_SUITES:
     _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.libero.env:LiberoEnv", {"suite": _suite})
+    _register(f"vla_rl/{_suite}-expert-v0", "vla_rl.envs.libero.experts.policy:make_suggesting_env", {"suite": _suite})
 
 __all__ = ["LIBERO_SUITES", "ActionChunks", "run_chunk"]

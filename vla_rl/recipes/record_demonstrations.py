@@ -1,25 +1,29 @@
-"""Record demonstrations of LIBERO's scripted expert: `python -m vla_rl.recipes.record_demonstrations --out demos`.
+"""Record demonstrations of LIBERO's scripted experts: `python -m vla_rl.recipes.record_demonstrations --out demos`.
 
 One compressed `.npz` for each successful episode, `<out>/<suite>/<task_id>/<number>.npz`: image, wrist_image, state,
 action (the expert's own), executed_action (with noise), one row for each control step, and the instruction.
 Nothing is pickled: `numpy.load(path)` reads it.
 
-To use several cores, start it several times with other `--task-ids`.
+Several tasks are recorded side by side with `--workers`, each worker in a process of its own.
 """
 
+import multiprocessing
 import sys
-from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from rich.progress import Progress
 
 from vla_rl.envs.libero import LiberoEnv, find_task
+from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.demonstrations import record_demonstration
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.command_line import Command, Launch, parse_command
 from vla_rl.types import Config, derive_seed
+
+PLAYED_SUITES = ("libero_object", "libero_spatial", "libero_goal", "libero_10")
 
 
 class RecordConfig(Config, frozen=True, kw_only=True):
@@ -29,10 +33,16 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Folder to write into."""
 
     suite: str = "libero_object"
-    """Suite of the tasks; the scripted expert plays libero_object."""
+    """Suite of the tasks; the experts solve nearly all of libero_object, libero_spatial and libero_goal."""
 
     task_ids: tuple[int, ...] = (1,)
     """Which tasks of the suite."""
+
+    init_state_ids: tuple[int, ...] | None = None
+    """Initial states to start from, in turn; none for the first `num_init_states`."""
+
+    scene_seeds: tuple[int, ...] = (0,)
+    """Seeds of what initial states leave open (where fixtures stand); a task's demonstrations are shared out among them."""
 
     num: int = 20
     """Successful episodes to record for each task."""
@@ -52,16 +62,29 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     assets: str | None = None
     """Folder of LIBERO's assets; None for VLA_RL_LIBERO_ASSETS, the package's own or hf-libero's cache."""
 
+    physics: Literal["fast", "exact"] = "fast"
+    """How the simulator computes; fast is what training plays."""
+
     seed: int = 0
     """Seed of the noise."""
 
+    workers: int = 1
+    """Processes that record tasks side by side."""
+
     def __post_init__(self) -> None:
-        self.require(self.suite == "libero_object", "suite", "'libero_object', which the scripted expert plays")
+        self.require(self.suite in PLAYED_SUITES, "suite", f"one of {', '.join(PLAYED_SUITES)}, which the experts play")
+        self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
+        self.require(len(self.scene_seeds) > 0, "scene_seeds", "at least one seed")
+        self.require(min(self.scene_seeds) >= 0, "scene_seeds", "seeds >= 0")
+        self.require(self.workers >= 1, "workers", ">= 1 process")
         self.require(self.num >= 1, "num", ">= 1 episode")
         self.require(0.0 <= self.noise <= 1.0, "noise", "0 to 1 (a full command)")
         for task_id in self.task_ids:
             most = find_task(self.suite, task_id).num_init_states
             self.require(1 <= self.num_init_states <= most, "num_init_states", f"1 to {most}")
+            chosen = self.init_state_ids
+            is_known = chosen is None or (len(chosen) > 0 and min(chosen) >= 0 and max(chosen) < most)
+            self.require(is_known, "init_state_ids", f"numbers from 0 to {most - 1}, at least one, or none")
 
 
 def folder_of(config: RecordConfig, task_id: int) -> Path:
@@ -69,31 +92,42 @@ def folder_of(config: RecordConfig, task_id: int) -> Path:
     return Path(config.out) / config.suite / str(task_id)
 
 
-def record_task(config: RecordConfig, task_id: int, recorded: Callable[[], None] = lambda: None) -> int:
-    """Record one task, calling `recorded` after each demonstration; returns how many episodes it took, failures included.
+def record_task(config: RecordConfig, task_id: int) -> int:
+    """Record one task; returns how many episodes it took, failures included.
 
-    Raises: `RuntimeError` if more than half of them failed, which no shipped task does.
+    Raises: `RuntimeError` if more than half of the episodes failed.
     """
-    folder = folder_of(config, task_id)
-    env = LiberoEnv(config.suite, task_id, config.assets, image_size=config.image_size, wrist_image=config.wrist_image)
-    num_recorded = num_played = 0
-    try:
-        while num_recorded < config.num:
-            if num_played > 2 * config.num + 10:
-                raise RuntimeError(
-                    f"only {num_recorded} of {num_played} episodes of {env.task.key} succeeded; lower noise."
-                )
-            init_state_id = num_played % config.num_init_states
-            seed = derive_seed(config.seed, task_id, num_played)
-            demonstration = record_demonstration(env, init_state_id, config.noise, seed)
-            num_played += 1
-            if demonstration.is_success:
-                demonstration.save(folder / f"{num_recorded:04d}.npz")
-                num_recorded += 1
-                recorded()
-    finally:
-        env.close()
+    num_played = num_recorded = 0
+    shares = np.array_split(np.arange(config.num), len(config.scene_seeds))
+    for scene_seed, share in zip(config.scene_seeds, shares, strict=True):
+        env = LiberoEnv(
+            config.suite,
+            task_id,
+            config.assets,
+            image_size=config.image_size,
+            wrist_image=config.wrist_image,
+            scene_seed=scene_seed,
+            physics=config.physics,
+        )
+        try:
+            while share.size and num_recorded <= share[-1]:
+                num_recorded += _record_one(config, env, num_played, num_recorded)
+                num_played += 1
+        finally:
+            env.close()
     return num_played
+
+
+def _record_one(config: RecordConfig, env: LiberoEnv, num_played: int, num_recorded: int) -> bool:
+    """Play one episode and save it if it succeeded; says whether it did."""
+    if num_played > 2 * config.num + 10:
+        raise RuntimeError(f"only {num_recorded} of {num_played} episodes of {env.task.key} succeeded; lower noise.")
+    starts = config.init_state_ids or tuple(range(config.num_init_states))
+    seed = derive_seed(config.seed, env.task.task_id, num_played)
+    demonstration = record_demonstration(env, starts[num_played % len(starts)], config.noise, seed)
+    if demonstration.is_success:
+        demonstration.save(folder_of(config, env.task.task_id) / f"{num_recorded:04d}.npz")
+    return demonstration.is_success
 
 
 def main(command: Command[Launch, RecordConfig]) -> int:
@@ -102,10 +136,14 @@ def main(command: Command[Launch, RecordConfig]) -> int:
     print(f"{config.num} demonstrations of each of {config.suite}'s tasks {list(config.task_ids)}, into {config.out}")
     if command.launch.dry_run:
         return 0
-    with Progress() as progress:
-        for task_id in config.task_ids:
-            bar = progress.add_task(f"{config.suite}/{task_id}", total=config.num)
-            num_played = record_task(config, task_id, partial(progress.advance, bar))
+    find_assets(config.assets)
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(config.workers, mp_context=spawned) as processes, Progress() as progress:
+        bar = progress.add_task(config.suite, total=len(config.task_ids))
+        jobs = {processes.submit(record_task, config, task_id): task_id for task_id in config.task_ids}
+        for job in as_completed(jobs):
+            task_id, num_played = jobs[job], job.result()
+            progress.advance(bar)
             files = sorted(folder_of(config, task_id).glob("*.npz"))[: config.num]
             num_steps = sum(len(np.load(file)["action"]) for file in files)
             print(
@@ -115,10 +153,10 @@ def main(command: Command[Launch, RecordConfig]) -> int:
 
 
 def cli() -> int:
-    """The command line. No event loop: the expert plays in this process, and nothing else happens in it."""
+    """The command line. No event loop: nothing here waits for anything but the recording processes."""
     try:
         return main(parse_command(Launch, RecordConfig, __doc__ or ""))
-    except (ConfigError, FileNotFoundError) as error:
+    except (ConfigError, FileNotFoundError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

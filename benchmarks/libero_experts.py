@@ -1,0 +1,77 @@
+"""How often the scripted experts succeed: `python -m benchmarks.libero_experts --suites libero_object --assets stand-ins`.
+
+Every task of the suites from every one of LIBERO's initial states (or the first `--init-states`), without pictures, in this
+process. One row a task; the last line is JSON: for each suite its success rate and the mean length of its successes.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from vla_rl.envs.libero.assets import Assets, find_assets
+from vla_rl.envs.libero.env import IDLE_ACTION
+from vla_rl.envs.libero.experts import Expert
+from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.tasks import STEP_LIMITS, Task, list_tasks
+
+NUM_SETTLE_STEPS = 10
+
+
+def expert_lengths(task: Task, assets: Assets, init_state_ids: Sequence[int], scene_seed: int = 0) -> list[int | None]:
+    """For each initial state, after how many control steps the expert succeeded (fast physics); None where it did not."""
+    scene = Scene(task, assets.path, scene_seed)
+    scene.physics = "fast"
+    try:
+        init_states = read_init_states(task.init_states_file)
+        return [_play(scene, init_states[init_state_id], STEP_LIMITS[task.suite]) for init_state_id in init_state_ids]
+    finally:
+        scene.close()
+
+
+def _play(scene: Scene, init_state: np.ndarray, step_limit: int) -> int | None:
+    scene.begin(init_state)
+    for _ in range(NUM_SETTLE_STEPS):
+        scene.advance(np.array(IDLE_ACTION))
+    expert = Expert(scene)
+    for num_steps in range(1, step_limit + 1):
+        if scene.advance(expert.act().astype(np.float64)):
+            return num_steps
+    return None
+
+
+def main() -> None:
+    """Measure, print a row a task, and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suites", nargs="+", default=["libero_object", "libero_spatial", "libero_goal", "libero_10"])
+    parser.add_argument("--assets", help="folder of LIBERO's assets, or stand-ins")
+    parser.add_argument("--tasks", nargs="+", type=int, help="only these tasks of each suite")
+    parser.add_argument("--init-states", type=int, help="only the first so many initial states")
+    arguments = parser.parse_args()
+    assets = find_assets(arguments.assets)
+    report: dict[str, object] = {"assets": assets.source}
+    for suite in arguments.suites:
+        lengths: list[int | None] = []
+        for task in list_tasks(suite):
+            if arguments.tasks is not None and task.task_id not in arguments.tasks:
+                continue
+            played = expert_lengths(task, assets, range(arguments.init_states or task.num_init_states))
+            failed = [index for index, length in enumerate(played) if length is None]
+            done = [length for length in played if length is not None]
+            mean = f"{np.mean(done):.0f}" if done else "-"
+            print(
+                f"{task.key:18} {len(done):3}/{len(played)} length {mean:>4} failed {failed} {task.instruction}",
+                flush=True,
+            )
+            lengths += played
+        successes = [length for length in lengths if length is not None]
+        report[f"{suite}_success_rate"] = round(len(successes) / max(len(lengths), 1), 4)
+        report[f"{suite}_mean_length"] = round(float(np.mean(successes)), 1) if successes else None
+        report[f"{suite}_episodes"] = len(lengths)
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Watching LIBERO, end to end: the table, the video and what is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vla_rl.errors import ConfigError
+from vla_rl.recipes.watch_libero import WatchConfig
+
+
+def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
+    import cv2
+
+    video = tmp_path / "out.mp4"
+    command = [sys.executable, "-m", "vla_rl.recipes.watch_libero", "--suite", "libero_object", "--task-ids", "3"]
+    options = ["--policy", "expert", "--assets", "stand-ins", "--physics", "fast", "--quality", "fast"]
+    result = subprocess.run(
+        [*command, *options, "--image-size", "64", "--video", str(video)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "libero_object/3 from 0: success after" in result.stdout
+    assert "1 of 1 episodes succeeded (assets: stand-ins, physics: fast)" in " ".join(result.stdout.split())
+    num_steps = int(result.stdout.split("success after ")[1].split()[0])
+    capture = cv2.VideoCapture(str(video))
+    frames = []
+    while (read := capture.read())[0]:
+        frames.append(read[1])
+    capture.release()
+    # one frame before the first control step, one after each, and the last one for another 19
+    assert len(frames) == num_steps + 20
+    assert frames[0].shape[1] == 256
+    picture = frames[0][:256]
+    assert picture.std() > 5
+    assert frames[0][256:].max() > 100  # white letters on black
+    assert abs(frames[0][:256].astype(int) - frames[num_steps // 2][:256]).max() > 50
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"episodes": 0}, "episodes is 0, expected at least 1"),
+        ({"policy": "nobody"}, "policy is 'nobody', expected expert, random or the folder of a checkpoint"),
+        ({"task_ids": (12,)}, "task_id is 12, expected 0 to 9"),
+        ({"init_states": (50,)}, r"init_states is \(50,\), expected numbers from 0 to 49"),
+        ({"video": Path("out.gif")}, "expected a file that ends in .mp4"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WatchConfig(**changed)

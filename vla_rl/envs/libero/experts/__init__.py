@@ -1,0 +1,14 @@
+"""Scripted experts for LIBERO: they see the hidden state, and solve tasks with programs made of a few motions.
+
+    env = LiberoEnv("libero_goal", task_id=3, physics="fast")
+    env.reset(options={"init_state_id": 0})
+    expert = Expert(env.scene)
+    env.step(expert.act())
+
+`ExpertSuggestions` and `ExpertPolicy` make of it a policy like any other, for environments in other processes.
+"""
+
+from vla_rl.envs.libero.experts.expert import Expert
+from vla_rl.envs.libero.experts.policy import ExpertPolicy, ExpertSuggestions
+
+__all__ = ["Expert", "ExpertPolicy", "ExpertSuggestions"]

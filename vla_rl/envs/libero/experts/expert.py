@@ -1,0 +1,59 @@
+"""The scripted expert: reads a task's goal and the hidden state, and plays the task with one program for each goal."""
+
+import numpy as np
+
+from vla_rl.envs.libero.experts.drawers import Drawer, close_drawer, is_shut_drawer, open_drawer
+from vla_rl.envs.libero.experts.goals import Goal, goals_of
+from vla_rl.envs.libero.experts.hand import OPEN, Hand, Motion
+from vla_rl.envs.libero.experts.knobs import turn_knob
+from vla_rl.envs.libero.experts.pick_and_place import pick_and_place
+from vla_rl.envs.libero.experts.pushing import is_pushed, make_room, push
+from vla_rl.envs.libero.scene import Scene
+
+
+class Expert:
+    """Plays the task of one scene; `begin` after each reset, then one `act` for each control step."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.begin()
+
+    def begin(self) -> None:
+        """Start over; the next `act` plans from the scene as it is then."""
+        self._motion = _play(self._scene)
+
+    def act(self) -> np.ndarray:
+        """The action for the scene as it is now, float32 [7]."""
+        return next(self._motion)
+
+
+def _play(scene: Scene) -> Motion:
+    """Reach one unmet goal after the other, and stay once all are met."""
+    hand, goals = Hand(scene), goals_of(scene)
+    while True:
+        unmet = next((goal for goal in goals if not goal.is_met(scene)), None)
+        if unmet is None:
+            yield from hand.hold(OPEN, 1)
+        else:
+            yield from _reach(scene, hand, unmet, is_shared=[goal.place for goal in goals].count(unmet.place) > 1)
+
+
+def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
+    """One attempt at one goal; `is_shared` where another thing is to go to the same place."""
+    if goal.place is not None:
+        if is_pushed(scene, goal):
+            return push(scene, hand, goal.subject, goal.place)
+        if is_shut_drawer(scene, goal.place):
+            return _open_for(scene, hand, goal.subject, goal.place)
+        return pick_and_place(scene, hand, goal.subject, goal.place, is_shared)
+    if goal.predicate in ("turnon", "turnoff"):
+        return turn_knob(scene, hand, goal)
+    if goal.subject not in scene.domain.object_sites_dict:
+        return hand.hold(OPEN, 1)  # a hinged door, such as a microwave's: no program for it
+    return (open_drawer if goal.predicate == "open" else close_drawer)(scene, hand, goal.subject)
+
+
+def _open_for(scene: Scene, hand: Hand, name: str, region: str) -> Motion:
+    """Open a drawer that `name` is to go into; first move it to where the open drawer leaves room to grasp it."""
+    yield from make_room(scene, hand, name, Drawer(scene, region).points_when_open())
+    yield from open_drawer(scene, hand, region)

@@ -1,0 +1,107 @@
+"""Choosing where to grasp an object from above, from its collision boxes.
+
+Two kinds of grasp are tried all around: across the whole object where it is narrow enough for the fingers, and across
+the wall of what is hollow. The best one needs little opening and turning, and lets the hand come down both where the
+object is and where it is to go.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from vla_rl.envs.libero.experts.clearance import FINGER_BELOW_M, PALM_ABOVE_M, lowest_height
+
+MAX_WIDTH_M = 0.074
+_MAX_WALL_M = 0.03
+_HOLLOW_M = 0.018
+_YAWS = np.linspace(0.0, np.pi, 36, endpoint=False)
+_RIM_DEPTH_M = 0.018
+"""How far below the rim a wall is grasped."""
+
+_TURN_COST, _RAISE_COST, _DROP_COST = 0.01, 4.0, 1.0
+
+
+class Grasp(NamedTuple):
+    """Where the fingers close, for a hand that points down."""
+
+    position: np.ndarray
+    """float64 [3], world (m)."""
+
+    yaw: float
+    """Direction in which the fingers move, about the vertical (rad)."""
+
+    width_m: float
+    """How far the fingers stay apart."""
+
+    highest_m: float
+    """Above this height they would close above the object (m, world)."""
+
+
+def pinch_grasps(corners: np.ndarray) -> list[Grasp]:
+    """Grasps across the whole of an object of boxes `corners` [N, 8, 3]; none where it is too wide everywhere."""
+    bottom, top = corners[..., 2].min(), corners[..., 2].max()
+    height = max((bottom + top) / 2, top - PALM_ABOVE_M, bottom + FINGER_BELOW_M)
+    lowest, highest = corners[..., 2].min(1), corners[..., 2].max(1)
+    is_between = (lowest < height + FINGER_BELOW_M) & (highest > height - FINGER_BELOW_M)
+    plane = corners[is_between][..., :2].reshape(-1, 2)
+    grasps = []
+    for yaw in _YAWS:
+        axes = np.array([[np.cos(yaw), np.sin(yaw)], [-np.sin(yaw), np.cos(yaw)]])
+        along = plane @ axes.T
+        low, high = along.min(0), along.max(0)
+        if high[0] - low[0] < MAX_WIDTH_M:
+            position = np.array([*(axes.T @ ((low + high) / 2)), height])
+            grasps.append(Grasp(position, float(yaw), float(high[0] - low[0]), float(top - 0.004)))
+    return grasps
+
+
+def rim_grasps(points: np.ndarray) -> list[Grasp]:
+    """Grasps across the wall of a hollow object with the surface `points` [N, 3], all around it."""
+    top = points[:, 2].max()
+    rim = points[points[:, 2] > top - 0.024, :2]
+    middle = (rim.min(0) + rim.max(0)) / 2
+    grasps = []
+    for angle in np.linspace(0.0, 2 * np.pi, 2 * len(_YAWS), endpoint=False):
+        outwards = np.array([np.cos(angle), np.sin(angle)])
+        radius = (rim - middle) @ outwards
+        sideways = np.abs((rim - middle) @ np.array([-outwards[1], outwards[0]]))
+        wall = radius[(radius > 0.0) & (sideways < 0.01)]
+        if wall.size == 0 or wall.min() < _HOLLOW_M or wall.max() - wall.min() > _MAX_WALL_M:
+            continue
+        position = np.array([*(middle + outwards * (wall.min() + wall.max()) / 2), top - _RIM_DEPTH_M])
+        grasps.append(Grasp(position, float(angle % np.pi), float(wall.max() - wall.min()), float(top - 0.004)))
+    return grasps
+
+
+def choose_grasp(
+    grasps: Iterable[Grasp], obstacles: np.ndarray, yaw_now: float, drop_m: Callable[[Grasp], float]
+) -> Grasp | None:
+    """The best of `grasps`, raised where neighbours keep the hand from coming down; None if none is possible.
+
+    Args:
+        obstacles: float64 [N, 3], points on everything but the object.
+        yaw_now: how the hand is turned (rad).
+        drop_m: from which height the object would have to be let go at its place if grasped so.
+    """
+    best: tuple[float, Grasp] | None = None
+    for grasp in grasps:
+        raised = max(grasp.position[2], lowest_height(obstacles, grasp.position[:2], grasp.yaw) + 0.002)
+        if raised > grasp.highest_m:
+            continue
+        turn = nearest_half_turn(grasp.yaw - yaw_now)
+        cost = (
+            grasp.width_m
+            + _TURN_COST * abs(turn)
+            + _RAISE_COST * (raised - grasp.position[2])
+            + _DROP_COST * drop_m(grasp)
+        )
+        if best is None or cost < best[0]:
+            position = np.array([*grasp.position[:2], raised])
+            best = cost, grasp._replace(position=position, yaw=yaw_now + turn)
+    return None if best is None else best[1]
+
+
+def nearest_half_turn(angle: float) -> float:
+    """`angle` plus a multiple of a half turn, in [-pi/2, pi/2): the fingers may be exchanged."""
+    return float((angle + np.pi / 2) % np.pi - np.pi / 2)

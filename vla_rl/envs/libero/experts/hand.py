@@ -1,0 +1,109 @@
+"""Driving the hand: a proportional controller on its displacement commands, and legs of a motion as generators.
+
+A motion is a generator of actions that reads the live scene each time it is asked for the next one, so that programs
+read from top to bottom and yet react to what happened:
+
+    yield from hand.go(above, down, OPEN)
+    yield from hand.hold(CLOSE, 10)
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from vla_rl.envs.libero.experts.geometry import rotation_vector
+from vla_rl.envs.libero.scene import Scene
+
+Motion: TypeAlias = Iterator[np.ndarray]
+"""Actions float32 [7], one for each control step; each is computed from the scene as it is when it is asked for."""
+
+OPEN, CLOSE = -1.0, 1.0
+
+_POSITION_GAIN, _ROTATION_GAIN = 2.6 / 0.05, 1.2 / 0.5
+"""Command per metre and per radian of error; a command of 1 is 5 cm and 0.5 rad."""
+
+_ANGLE_TOLERANCE = 0.15
+
+Place: TypeAlias = np.ndarray | Callable[[], np.ndarray]
+"""float64 [3], world (m), or a function that says where it is now."""
+
+
+class Hand:
+    """The hand of the arm in `scene`. Its frame sits between the finger tips: x is where the fingers move, z points out."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._site = scene.data.site("gripper0_grip_site")
+        self._last_pose = (self.position, self.rotation)
+
+    @property
+    def position(self) -> np.ndarray:
+        """float64 [3], world (m)."""
+        return np.array(self._site.xpos)
+
+    @property
+    def rotation(self) -> np.ndarray:
+        """float64 [3, 3]; its columns are the axes of the hand in the world."""
+        return np.array(self._site.xmat).reshape(3, 3)
+
+    @property
+    def yaw(self) -> float:
+        """Direction in which the fingers move, about the vertical (rad)."""
+        rotation = self.rotation
+        return float(np.arctan2(rotation[1, 0], rotation[0, 0]))
+
+    def go(
+        self,
+        place: Place,
+        rotation: np.ndarray,
+        gripper: float,
+        *,
+        tolerance_m: float = 0.015,
+        max_steps: int = 40,
+        speed: float = 1.0,
+    ) -> Motion:
+        """Drive to `place`, turned to `rotation`, until there or for `max_steps`; `speed` bounds each command."""
+        for _ in range(max_steps):
+            target = place() if callable(place) else place
+            self._last_pose = target, rotation
+            offset, turn = target - self.position, rotation_vector(rotation @ self.rotation.T)
+            if np.linalg.norm(offset) < tolerance_m and np.abs(turn).max() < _ANGLE_TOLERANCE:
+                return
+            yield command(offset, turn, gripper, speed)
+
+    def rise(self, gripper: float, max_steps: int = 12) -> Motion:
+        """Go up by 10 cm, turned as now."""
+        return self.go(
+            self.position + np.array([0.0, 0.0, 0.1]), self.rotation, gripper, tolerance_m=0.03, max_steps=max_steps
+        )
+
+    def hold(self, gripper: float, num_steps: int) -> Motion:
+        """Stay where the last leg ended, opening or closing the fingers."""
+        place, rotation = self._last_pose
+        for _ in range(num_steps):
+            yield command(place - self.position, rotation_vector(rotation @ self.rotation.T), gripper)
+
+
+def command(offset_m: np.ndarray, turn: np.ndarray, gripper: float, speed: float = 1.0) -> np.ndarray:
+    """The action that takes the hand towards `offset_m` [3] and `turn` [3] (rotation vector, rad) from where it is."""
+    move = np.clip(np.concatenate([_POSITION_GAIN * offset_m, _ROTATION_GAIN * turn]), -speed, speed)
+    return np.append(move, gripper).astype(np.float32)
+
+
+def pointing(approach: np.ndarray, fingers: np.ndarray) -> np.ndarray:
+    """float64 [3, 3], the hand pointing along `approach` with its fingers moving along `fingers`, at right angles to it."""
+    z = approach / np.linalg.norm(approach)
+    x = fingers - (fingers @ z) * z
+    x /= np.linalg.norm(x)
+    return np.stack([x, np.cross(z, x), z], axis=1)
+
+
+def pointing_down(yaw: float) -> np.ndarray:
+    """The hand pointing down, its fingers moving in the direction `yaw` (rad)."""
+    return pointing(np.array([0.0, 0.0, -1.0]), np.array([np.cos(yaw), np.sin(yaw), 0.0]))
+
+
+def nearest_turn(rotation: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """`rotation`, or the same with the two fingers exchanged, whichever is nearer to `now`."""
+    exchanged = rotation * np.array([-1.0, -1.0, 1.0])
+    return max(rotation, exchanged, key=lambda candidate: float(np.trace(candidate @ now.T)))

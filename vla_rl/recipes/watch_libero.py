@@ -1,0 +1,244 @@
+"""Watch LIBERO being played: `python -m vla_rl.recipes.watch_libero --suite libero_object --policy expert --video out.mp4`.
+
+Plays episodes with a scripted expert, with random actions or with the policy in a checkpoint folder, prints a table of
+successes and lengths, and writes a video with the instruction and the outcome below each frame. Without LIBERO's own
+assets it plays on the stand-ins that ship with this package.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.envs.libero import LiberoEnv, find_task, list_tasks
+from vla_rl.envs.libero.assets import find_assets
+from vla_rl.envs.libero.experts import Expert
+from vla_rl.errors import ConfigError
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.observe.captions import with_caption
+from vla_rl.observe.mp4 import encode_mp4
+from vla_rl.recipes.command_line import Command, Launch, run_recipe
+from vla_rl.types import Config, Observation, Sampling, derive_seed
+
+FRAMES_PER_S = 20.0
+"""As many as control steps a second: the video runs in real time."""
+
+
+class WatchConfig(Config, frozen=True, kw_only=True):
+    """What to play, who plays it, and where the video goes."""
+
+    suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_object"
+    """LIBERO's suite."""
+
+    task_ids: tuple[int, ...] | None = None
+    """Tasks of the suite; none for all of them."""
+
+    policy: str = "expert"
+    """Who plays: expert (sees the hidden state), random, or the folder of an OpenVLA-OFT checkpoint."""
+
+    episodes: int = 1
+    """Episodes of each task."""
+
+    init_states: tuple[int, ...] = (0,)
+    """Initial states to start from, in turn."""
+
+    video: Path | None = None
+    """Write all episodes, one after the other, into this .mp4 file."""
+
+    is_greedy: bool = True
+    """A checkpoint takes its most likely action; otherwise it samples."""
+
+    image_size: int = 224
+    """Side of the cameras' pictures in pixels."""
+
+    assets: str | None = None
+    """Folder of LIBERO's assets, or stand-ins; none to look for them."""
+
+    physics: Literal["exact", "fast"] = "exact"
+    """exact computes robosuite's bits; fast is quicker, the same up to rounding."""
+
+    quality: Literal["exact", "fast"] = "exact"
+    """exact draws what published policies saw; fast draws without smoothing and with a plain robot."""
+
+    seed: int = 0
+    """Seed of random and sampled actions."""
+
+    def __post_init__(self) -> None:
+        self.require(self.episodes >= 1, "episodes", "at least 1")
+        self.require(len(self.init_states) > 0, "init_states", "at least one initial state")
+        self.require(self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4")
+        is_known = self.policy in ("expert", "random") or Path(self.policy).is_dir()
+        self.require(is_known, "policy", "expert, random or the folder of a checkpoint")
+        for task_id in self.tasks:
+            try:
+                most = find_task(self.suite, task_id).num_init_states
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            is_there = min(self.init_states) >= 0 and max(self.init_states) < most
+            self.require(is_there, "init_states", f"numbers from 0 to {most - 1}")
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """The tasks to play."""
+        return self.task_ids if self.task_ids is not None else tuple(range(len(list_tasks(self.suite))))
+
+
+class Episode(msgspec.Struct, frozen=True):
+    """How one episode went."""
+
+    task: str
+    instruction: str
+    init_state_id: int
+    is_success: bool
+    num_steps: int
+    frames: list[np.ndarray]
+    """uint8 [S, S, 3] each, before the first control step and after every one; empty without a video."""
+
+
+Chooser: TypeAlias = Callable[[LiberoEnv, Observation, int, int], Awaitable[np.ndarray]]
+"""Actions float32 [H, 7] for an observation after so many control steps; the last number seeds the decision."""
+
+
+async def play(env: LiberoEnv, choose: Chooser, init_state_id: int, seed: int, has_frames: bool) -> Episode:
+    """Play one episode to its end."""
+    observation, info = env.reset(options={"init_state_id": init_state_id})
+    env.render_every_step = has_frames
+    frames = [observation["image"]] if has_frames else []
+    is_over = False
+    while not is_over:
+        actions = await choose(env, observation, info["num_steps"], derive_seed(seed, info["num_steps"]))
+        for index, action in enumerate(actions):
+            if index == len(actions) - 1:
+                env.render_every_step = True
+            observation, _, terminated, truncated, info = env.step(action)
+            env.render_every_step = has_frames
+            if has_frames:
+                frames.append(observation["image"])
+            is_over = terminated or truncated
+            if is_over:
+                break
+    success, num_steps = bool(info["is_success"]), int(info["num_steps"])
+    return Episode(env.task.key, env.task.instruction, init_state_id, success, num_steps, frames)
+
+
+async def _chooser(config: WatchConfig, stack: AsyncExitStack) -> Chooser:
+    """Who plays; what it needs is opened on `stack`."""
+    if config.policy == "random":
+        return _choose_at_random
+    if config.policy == "expert":
+        return _ExpertChooser().choose
+    lane = await stack.enter_async_context(DeviceLane(1))
+    model = OpenVlaOft.load(Path(config.policy))
+    engine = await stack.enter_async_context(TorchEngine(model, lane, EngineConfig()))
+
+    async def choose(_env: LiberoEnv, observation: Observation, _num_steps: int, seed: int) -> np.ndarray:
+        return (await engine.act(observation, Sampling(greedy=config.is_greedy, seed=seed))).actions
+
+    return choose
+
+
+async def _choose_at_random(_env: LiberoEnv, _observation: Observation, _num_steps: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1.0, 1.0, (1, 7)).astype(np.float32)
+
+
+class _ExpertChooser:
+    """Starts an expert over wherever an episode begins."""
+
+    def __init__(self) -> None:
+        self._expert: Expert | None = None
+
+    async def choose(self, env: LiberoEnv, _observation: Observation, num_steps: int, _seed: int) -> np.ndarray:
+        if self._expert is None or num_steps == 0:
+            self._expert = Expert(env.scene)
+        return self._expert.act()[None]
+
+
+async def main(command: Command[Launch, WatchConfig]) -> int:
+    """Play every episode, then print the table and write the video."""
+    config, console = command.config, Console()
+    if command.launch.dry_run:
+        console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
+        console.print(f"{len(config.tasks) * config.episodes} episodes by {config.policy}")
+        return 0
+    episodes = []
+    async with AsyncExitStack() as stack:
+        choose = await _chooser(config, stack)
+        for task_id in config.tasks:
+            episodes += await _play_task(config, task_id, choose, console)
+    _print_table(config, episodes, console)
+    if config.video is not None:
+        config.video.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(encode_mp4, config.video, _captioned(episodes), FRAMES_PER_S)
+        console.print(f"video: {config.video}")
+    return 0
+
+
+async def _play_task(config: WatchConfig, task_id: int, choose: Chooser, console: Console) -> list[Episode]:
+    env = LiberoEnv(
+        config.suite,
+        task_id,
+        config.assets,
+        image_size=config.image_size,
+        physics=config.physics,
+        quality=config.quality,
+    )
+    episodes = []
+    try:
+        for number in range(config.episodes):
+            init_state_id = config.init_states[number % len(config.init_states)]
+            seed = derive_seed(config.seed, task_id, number)
+            episode = await play(env, choose, init_state_id, seed, config.video is not None)
+            outcome = "success" if episode.is_success else "failure"
+            console.print(f"{episode.task} from {init_state_id}: {outcome} after {episode.num_steps} control steps")
+            episodes.append(episode)
+    finally:
+        env.close()
+    return episodes
+
+
+def _print_table(config: WatchConfig, episodes: list[Episode], console: Console) -> None:
+    table = Table("task", "instruction", "successes", "mean length", title=f"{config.suite}, {config.policy}")
+    for task in dict.fromkeys(episode.task for episode in episodes):
+        played = [episode for episode in episodes if episode.task == task]
+        lengths = [episode.num_steps for episode in played if episode.is_success]
+        mean = f"{np.mean(lengths):.0f}" if lengths else "-"
+        table.add_row(task, played[0].instruction, f"{len(lengths)}/{len(played)}", mean)
+    console.print(table)
+    num_successes = sum(episode.is_success for episode in episodes)
+    source = find_assets(config.assets).source
+    console.print(
+        f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: {config.physics})"
+    )
+
+
+def _captioned(episodes: list[Episode]) -> Iterator[np.ndarray]:
+    """Every frame with the instruction and how far the episode is; the last one stays for a second."""
+    for episode in episodes:
+        outcome = "success" if episode.is_success else "failure"
+        for index, frame in enumerate(episode.frames):
+            is_last = index == len(episode.frames) - 1
+            status = f"{outcome if is_last else index}  {episode.task}  initial state {episode.init_state_id}"
+            captioned = with_caption(frame, episode.instruction, status)
+            yield from [captioned] * (int(FRAMES_PER_S) if is_last else 1)
+
+
+def cli() -> int:
+    """The command line."""
+    try:
+        return run_recipe(Launch, WatchConfig, main, __doc__ or "")
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(cli())
