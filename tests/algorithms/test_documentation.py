@@ -1,19 +1,26 @@
-"""The example of docs/algorithms.md, on a batch that is small enough to follow."""
+"""The examples of docs/algorithms.md, on a batch that is small enough to follow."""
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from loss_batches import batch_of, gradient, row
 
+from vla_rl.algorithms import RewardBatch
+from vla_rl.algorithms.advantages import ADVANTAGE_PARAMETERS
+from vla_rl.algorithms.aggregations import AGGREGATIONS
+from vla_rl.algorithms.losses import PARAMETERS
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Trajectory
 
 PAGE = Path(__file__).parents[2] / "docs" / "algorithms.md"
+BLOCKS = [block.split("```")[0] for block in PAGE.read_text().split("```python\n")[1:]]
 
 
-def trajectory_of(episode_id: int, brightness: int) -> Trajectory:
-    observation = {"image": np.full((32, 32, 3), brightness, np.uint8)}
+def trajectory_of(episode_id: int, stop_reason: StopReason, num_steps: int = 1) -> Trajectory:
     chunk = ActionChunk(
         actions=np.zeros((1, 2), np.float32),
         tokens=np.zeros(2, np.int64),
@@ -24,20 +31,16 @@ def trajectory_of(episode_id: int, brightness: int) -> Trajectory:
         episode=EpisodeSpec(
             episode_id=episode_id, group_id=0, member=episode_id, env=EnvSpec(id="toy"), task="t", seed=0, policy_seed=0
         ),
-        steps=(Step(observation=observation, chunk=chunk, rewards=np.zeros(1, np.float32)),),
-        final_observation=observation,
-        stop_reason=StopReason.TIME_LIMIT,
+        steps=tuple(Step(observation={}, chunk=chunk, rewards=np.zeros(1, np.float32)) for _ in range(num_steps)),
+        final_observation={},
+        stop_reason=stop_reason,
     )
 
 
 def test_the_example_runs_as_written() -> None:
-    code = PAGE.read_text().split("```python\n")[1].split("```")[0]
     log_prob = torch.zeros(3, 2, requires_grad=True)
     names: dict[str, Any] = {
-        "trajectories": [trajectory_of(0, 200), trajectory_of(1, 180), trajectory_of(2, 20)],
-        "is_success": np.array([True, False, False]),
-        "tasks": ["t"] * 3,
-        "members_of_a_group": [0, 1, 2],
+        "trajectories": [trajectory_of(0, StopReason.SUCCESS), trajectory_of(1, StopReason.TIME_LIMIT)],
         "mask": torch.tensor([[True, True], [True, True], [True, False]]),
         "trajectory_of_row": torch.arange(3),
         "log_prob": log_prob,
@@ -45,10 +48,45 @@ def test_the_example_runs_as_written() -> None:
         "advantage_of_row": torch.tensor([1.0, 0.0, -1.0]),
         "micro_batches": [slice(0, 2), slice(2, 3)],
     }
-    exec(compile(code, str(PAGE), "exec"), names)
-    assert names["rewards"][0] == 1.0
-    assert names["rewards"][1] > names["rewards"][2]
-    assert names["advantage"].sum() == pytest.approx(0.0, abs=1e-6)
+    exec(compile(BLOCKS[0], str(PAGE), "exec"), names)
+    np.testing.assert_allclose(np.concatenate(names["advantages"]), [0.5**0.5, -(0.5**0.5)], rtol=1e-5)
     # 3 trajectories; -A / (tokens of the trajectory) / 3
     assert log_prob.grad is not None
     torch.testing.assert_close(log_prob.grad, torch.tensor([[-1 / 6, -1 / 6], [0.0, 0.0], [1 / 3, 0.0]]))
+    assert names["metrics"]["ratio_mean"] == 1.0
+
+
+def test_functions_of_ones_own_run_as_written(tmp_path, monkeypatch) -> None:
+    (tmp_path / "my_rl.py").write_text(BLOCKS[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(BLOCKS[2], str(PAGE), "exec"), names)
+        import my_rl
+    finally:
+        sys.modules.pop("my_rl", None)
+    rewards = [
+        my_rl.quick_success(trajectory_of(0, reason, 2)) for reason in (StopReason.SUCCESS, StopReason.TIME_LIMIT)
+    ]
+    assert rewards == pytest.approx([0.99**2, 0.0])
+    ranked = names["estimate"](RewardBatch(rewards=np.array([0.3, 5.0, 0.3]), group=np.array([0, 0, 0])))
+    assert ranked.per_trajectory() == [-0.5, 1.0, -0.5]
+    # sqrt(4) = 2 is bounded at 1.5, sqrt(1.21) = 1.1 is not
+    torch.testing.assert_close(gradient(names["loss"], batch_of((4.0, 1.21), (1.0, -1.0))), row(-1.5, 1.1))
+
+
+@pytest.mark.parametrize(
+    "table", [PARAMETERS, ADVANTAGE_PARAMETERS, AGGREGATIONS], ids=["loss", "advantage", "aggregation"]
+)
+def test_everything_that_can_be_chosen_is_in_a_table_of_the_page(table) -> None:
+    rows = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    assert set(table) <= set(rows)
+
+
+def test_the_page_names_the_defaults_as_they_are() -> None:
+    rows = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    for name, parameters in PARAMETERS.items():
+        told = {field: float(value) for field, value in re.findall(r"`(\w+)` ([\d.e-]+)", rows[name])}
+        if "PPO's" in rows[name]:
+            told |= {field: value for field, value in PARAMETERS["ppo"].items() if isinstance(value, float)}
+        assert told == {field: value for field, value in parameters.items() if isinstance(value, float)}, name

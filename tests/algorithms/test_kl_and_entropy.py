@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from vla_rl.algorithms import KL_ESTIMATORS, entropy, k1, k2, k3
+from vla_rl.algorithms import KL_ESTIMATORS, entropy, importance_weighted_k3, k1, k2, k3, k3_plus
 
 
 def test_the_estimators_by_hand_for_a_ratio_of_two() -> None:
@@ -45,7 +45,36 @@ def test_as_a_loss_k2_has_the_gradient_of_the_divergence_and_k1_has_none() -> No
 
 
 def test_far_policies_stay_finite() -> None:
-    assert k3(torch.tensor([0.0]), torch.tensor([1000.0])).item() == pytest.approx(math.expm1(20.0) - 20.0)
+    log_prob = torch.tensor([0.0], requires_grad=True)
+    far = torch.tensor([1000.0])
+    assert k1(log_prob, far).item() == -20.0
+    assert k2(log_prob, far).item() == 200.0
+    assert k3(log_prob, far).item() == 10.0
+    for estimator in KL_ESTIMATORS.values():
+        (found,) = torch.autograd.grad(estimator(log_prob, far).sum(), log_prob)
+        assert found.item() == 0.0
+
+
+def test_k3_plus_has_the_value_of_k3_and_the_gradient_of_k2() -> None:
+    log_prob = torch.tensor([0.0, -2.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.5, -2.5], dtype=torch.float64)
+    value = k3_plus(log_prob, reference)
+    torch.testing.assert_close(value, k3(log_prob, reference))
+    (found,) = torch.autograd.grad(value.sum(), log_prob)
+    assert found.tolist() == pytest.approx([-0.5, 0.5])  # log_prob - reference
+
+
+def test_the_absolute_estimator_is_the_distance_of_log_probs() -> None:
+    assert KL_ESTIMATORS["abs"](torch.tensor([0.0, -2.0]), torch.tensor([0.5, -2.5])).tolist() == [0.5, 0.5]
+
+
+def test_weighted_by_the_ratio_k3_is_the_divergence_of_the_present_policy_on_samples_of_an_older_one() -> None:
+    policy, acted, reference = (
+        torch.tensor(p, dtype=torch.float64).log() for p in ([0.7, 0.2, 0.1], [0.4, 0.4, 0.2], [0.5, 0.3, 0.2])
+    )
+    divergence = float((policy.exp() * (policy - reference)).sum())
+    estimate = (acted.exp() * importance_weighted_k3(policy, acted, reference)).sum().item()
+    assert estimate == pytest.approx(divergence)
 
 
 def test_entropy_of_known_distributions() -> None:

@@ -1,46 +1,156 @@
-"""Advantages, losses and rewards as pure functions, one topic a file, readable beside the papers."""
+"""Advantages, losses and rewards as pure functions, one topic a file, readable beside the papers.
 
-from vla_rl.algorithms.advantages import group_advantage, leave_one_out_advantage
-from vla_rl.algorithms.aggregation import (
-    AGGREGATIONS,
-    Aggregation,
-    Denominators,
-    aggregation,
-    count_denominators,
-    seq_mean_token_mean,
-    seq_mean_token_sum,
-    token_mean,
+advantages     how much better than expected: GRPO and its kin, GAE             NumPy
+losses         policy losses, the value loss, trainer against engine             torch
+aggregations   one loss a token ─► one number, the same for every split          torch
+filters        which groups and tokens are worth an update                       NumPy
+srpo           a failure earns by how close it came to a success                 NumPy
+
+Configs and what is NumPy import in an instant; the rest brings torch when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.algorithms.advantages import (
+    AdvantageConfig,
+    AdvantageEstimator,
+    Advantages,
+    RewardBatch,
+    advantage_estimator,
+    group_advantage,
+    leave_one_out_advantage,
+    reward_batch_of,
 )
-from vla_rl.algorithms.entropy import entropy
-from vla_rl.algorithms.filters import has_equal_rewards, within_accuracy
-from vla_rl.algorithms.kl import KL_ESTIMATORS, k1, k2, k3
-from vla_rl.algorithms.srpo import SrpoConfig, srpo_rewards
-from vla_rl.algorithms.surrogate import RatioDiagnostics, clipped_surrogate
-from vla_rl.algorithms.trajectory_embedding import EmbeddingConfig, trajectory_embedding, trajectory_embeddings
+from vla_rl.algorithms.filters import (
+    OverlongConfig,
+    has_equal_rewards,
+    overlong_filter,
+    overlong_penalty,
+    require_satisfiable,
+    within_accuracy,
+)
+from vla_rl.algorithms.kl_in_reward import KlRewardConfig, next_kl_coef, penalised_rewards
+from vla_rl.algorithms.losses import (
+    CorrectionConfig,
+    KlLossConfig,
+    PolicyLossConfig,
+    ValueLossConfig,
+    policy_loss_for,
+)
+from vla_rl.algorithms.srpo import (
+    BankedTask,
+    EmbeddingConfig,
+    ObservationEncoder,
+    ReferenceBank,
+    SrpoConfig,
+    TrajectoryEncoder,
+    VJepa2Config,
+    srpo_rewards,
+    trajectory_embedding,
+    trajectory_embeddings,
+)
+
+if TYPE_CHECKING:
+    from vla_rl.algorithms.aggregations import (
+        AGGREGATIONS,
+        Aggregation,
+        Denominators,
+        aggregation,
+        count_denominators,
+        seq_mean_token_mean,
+        seq_mean_token_sum,
+        seq_mean_token_sum_norm,
+        token_mean,
+    )
+    from vla_rl.algorithms.categorical import entropy
+    from vla_rl.algorithms.kl import KL_ESTIMATORS, importance_weighted_k3, k1, k2, k3, k3_plus
+    from vla_rl.algorithms.losses import (
+        Diagnostics,
+        PolicyLoss,
+        TokenBatch,
+        engine_correction,
+        policy_loss,
+        value_loss,
+    )
 
 __all__ = [
     "AGGREGATIONS",
     "KL_ESTIMATORS",
+    "AdvantageConfig",
+    "AdvantageEstimator",
+    "Advantages",
     "Aggregation",
+    "BankedTask",
+    "CorrectionConfig",
     "Denominators",
+    "Diagnostics",
     "EmbeddingConfig",
-    "RatioDiagnostics",
+    "KlLossConfig",
+    "KlRewardConfig",
+    "ObservationEncoder",
+    "OverlongConfig",
+    "PolicyLoss",
+    "PolicyLossConfig",
+    "ReferenceBank",
+    "RewardBatch",
     "SrpoConfig",
+    "TokenBatch",
+    "TrajectoryEncoder",
+    "VJepa2Config",
+    "ValueLossConfig",
+    "advantage_estimator",
     "aggregation",
-    "clipped_surrogate",
     "count_denominators",
+    "engine_correction",
     "entropy",
     "group_advantage",
     "has_equal_rewards",
+    "importance_weighted_k3",
     "k1",
     "k2",
     "k3",
+    "k3_plus",
     "leave_one_out_advantage",
+    "next_kl_coef",
+    "overlong_filter",
+    "overlong_penalty",
+    "penalised_rewards",
+    "policy_loss",
+    "policy_loss_for",
+    "require_satisfiable",
+    "reward_batch_of",
     "seq_mean_token_mean",
     "seq_mean_token_sum",
+    "seq_mean_token_sum_norm",
     "srpo_rewards",
     "token_mean",
     "trajectory_embedding",
     "trajectory_embeddings",
+    "value_loss",
     "within_accuracy",
 ]
+
+_HOME = {
+    "aggregations": (
+        "AGGREGATIONS",
+        "Aggregation",
+        "Denominators",
+        "aggregation",
+        "count_denominators",
+        "seq_mean_token_mean",
+        "seq_mean_token_sum",
+        "seq_mean_token_sum_norm",
+        "token_mean",
+    ),
+    "categorical": ("entropy",),
+    "kl": ("KL_ESTIMATORS", "importance_weighted_k3", "k1", "k2", "k3", "k3_plus"),
+    "losses": ("Diagnostics", "PolicyLoss", "TokenBatch", "engine_correction", "policy_loss", "value_loss"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,9 @@
-"""Things that a config picks by name, refused with the nearest match where the name is unknown."""
+"""Things that a config picks by name or by `module:function`, refused with the nearest match where the name is unknown."""
 
 import difflib
+import importlib
 from collections.abc import Collection, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from vla_rl.errors import ConfigError
 
@@ -22,3 +23,24 @@ def check_choice(names: Collection[str], name: str, kind: str) -> None:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f" did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"{kind} {name!r} is unknown;{hint} known are: {', '.join(sorted(names))}.")
+
+
+def is_function_path(name: str) -> bool:
+    """Whether a name has the form `module:function`."""
+    return ":" in name
+
+
+def load_function(path: str, kind: str) -> Any:
+    """The function that `module:function` names. Raises: ConfigError where there is no such module or function."""
+    module_name, _, function_name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{kind} {path!r}: module {error.name!r} cannot be found; is it on the path?") from error
+    found: object = getattr(module, function_name, None)
+    if not callable(found):
+        functions = [name for name in vars(module) if callable(getattr(module, name))]
+        near = difflib.get_close_matches(function_name, functions, n=1)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{kind} {path!r}: {module_name!r} has no function {function_name!r};{hint}")
+    return found

@@ -1,8 +1,16 @@
-"""Which groups are worth an update: decisions on one group, without state."""
+"""Which groups and which tokens are worth an update: decisions without state, and settings nothing could satisfy.
+
+A filtered group is replaced by the scheduler (`keep=`), which gives its capacity back at once and ends a run in which
+nothing is ever kept (`max_filtered_in_a_row`). A masked trajectory stays in its group: it still counts in the baseline.
+"""
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vla_rl.errors import ConfigError
+from vla_rl.types import Config
 
 
 def within_accuracy(success_rate: float, lowest: float, highest: float) -> bool:
@@ -26,3 +34,75 @@ def has_equal_rewards(rewards: Sequence[float]) -> bool:
     Yu et al. 2025, arXiv:2503.14476, section 3.2, which samples again until this is False). Empty or of one: True.
     """
     return len(rewards) < 2 or min(rewards) == max(rewards)
+
+
+def require_satisfiable(group_size: int, lowest: float, highest: float, needs_difference: bool = False) -> None:
+    """Refuse accuracy bounds that no group of this size can meet, before a run plays for ever.
+
+    Args:
+        group_size: members of a group; their success rate is k / group_size for a whole k.
+        lowest, highest: the bounds of `within_accuracy`.
+        needs_difference: groups that are all solved or all failed are filtered too.
+
+    Raises: ConfigError with the inequality.
+    """
+    first, last = (1, group_size - 1) if needs_difference else (0, group_size)
+    if any(within_accuracy(solved / group_size, lowest, highest) for solved in range(first, last + 1)):
+        return
+    raise ConfigError(
+        f"no group of {group_size} can be kept: its success rate is k / {group_size} with {first} <= k <= {last}, and none "
+        f"has {lowest} <= k / {group_size} <= {highest}; widen the bounds or use larger groups."
+    )
+
+
+class OverlongConfig(Config, frozen=True, kw_only=True):
+    """DAPO's soft penalty on long episodes."""
+
+    max_length: int | None = None
+    """Length at which the penalty is whole, in tokens; none leaves the penalty out."""
+
+    buffer: int = 512
+    """The penalty grows from 0 over this many tokens, up to `max_length`."""
+
+    factor: float = 1.0
+    """What a trajectory of `max_length` or more loses."""
+
+    def __post_init__(self) -> None:
+        fits = self.max_length is None or 1 <= self.buffer <= self.max_length
+        self.require(fits, "buffer", f"1 <= buffer <= max_length = {self.max_length}")
+        self.require(0.0 <= self.factor < float("inf"), "factor", "a finite weight >= 0")
+
+
+def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDArray[np.float32]:
+    """DAPO's soft punishment, to be added to the rewards (arXiv:2503.14476, section 3.4, eq. 13).
+
+        -factor * clip((length - (max_length - buffer)) / buffer, 0, 1)
+
+    Args:
+        lengths: [N], in the unit of `config.max_length`.
+        config: the penalty.
+
+    Returns: float32 [N] in [-factor, 0]. (verl lets it fall further beyond `max_length`.)
+    """
+    if config.max_length is None:
+        return np.zeros(len(lengths), dtype=np.float32)
+    excess = np.asarray(lengths, dtype=np.float64) - (config.max_length - config.buffer)
+    return (-config.factor * np.clip(excess / config.buffer, 0.0, 1.0)).astype(np.float32)
+
+
+def overlong_filter(mask: NDArray[np.bool_], is_truncated: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The mask without trajectories that were cut off: DAPO's overlong filtering (arXiv:2503.14476, section 3.4).
+
+    To be applied after the advantages are made, so that those trajectories still count in their group's baseline; their
+    tokens leave the denominators of the loss too.
+
+    Args:
+        mask: bool [N, S]. is_truncated: bool [N].
+
+    Returns: bool [N, S].
+    """
+    if is_truncated.shape != mask.shape[:1]:
+        raise ValueError(
+            f"is_truncated is {list(is_truncated.shape)}, expected {list(mask.shape[:1])}: one a row of mask."
+        )
+    return np.asarray(mask & ~is_truncated[:, None], dtype=np.bool_)

@@ -2,15 +2,21 @@
 
 All are elementwise on tensors of one shape; d = reference_log_prob - log_prob, clamped to +-20. As a *value*, k1 and k3
 are unbiased. As a *loss* on the policy's own samples the gradients differ: k1's is 0 in expectation, k2's is the gradient
-of KL(policy || reference), k3's that of KL(reference || policy).
+of KL(policy || reference), k3's that of KL(reference || policy). `k3_plus` has the value of k3 and the gradient of k2.
 """
 
+from collections.abc import Callable
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO: Final = 20.0
+MAX_K3: Final = 10.0
+"""k3 grows exponentially, so one far token could outweigh all others; it is clamped to this, without a gradient beyond."""
+
+KlEstimator: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(log_prob, reference_log_prob) -> an estimate for each token."""
 
 
 def k1(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
@@ -18,20 +24,40 @@ def k1(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
     return -_difference(log_prob, reference_log_prob)
 
 
+def absolute(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    """|d|: not an estimate of the divergence, but bounded in its gradient."""
+    return _difference(log_prob, reference_log_prob).abs()
+
+
 def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """d**2 / 2: biased, low variance, >= 0; the one to use as a loss."""
+    """d**2 / 2: biased, low variance, >= 0; the gradient to use in a loss."""
     return 0.5 * _difference(log_prob, reference_log_prob).square()
 
 
 def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """exp(d) - d - 1: unbiased, low variance, >= 0; the one to log. Not clamped further, unlike in other systems."""
+    """min(exp(d) - d - 1, 10): unbiased up to the clamp, low variance, >= 0; the value to log."""
     difference = _difference(log_prob, reference_log_prob)
-    return difference.expm1() - difference
+    return (difference.expm1() - difference).clamp(max=MAX_K3)
 
 
-KL_ESTIMATORS: Final = MappingProxyType({"k1": k1, "k2": k2, "k3": k3})
+def k3_plus(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    """sg(k3 - k2) + k2: the value of k3, the gradient of k2 (straight-through); the one to use as a loss."""
+    gradient = k2(log_prob, reference_log_prob)
+    return k3(log_prob, reference_log_prob).detach() - gradient.detach() + gradient
+
+
+def importance_weighted_k3(log_prob: Tensor, behavior_log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    """rho * k3 with rho = exp(log_prob - behavior_log_prob): unbiased where older weights acted, with its gradient through
+    both factors (DeepSeek-V3.2, arXiv:2512.02556). The log-ratio is clamped to +-20."""
+    ratio = (log_prob - behavior_log_prob.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return ratio * k3(log_prob, reference_log_prob)
+
+
+KL_ESTIMATORS: Final = MappingProxyType[str, KlEstimator](
+    {"k1": k1, "abs": absolute, "k2": k2, "k3": k3, "k3_plus": k3_plus}
+)
 """Estimators by the name that a config uses."""
 
 
 def _difference(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    return (reference_log_prob - log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (reference_log_prob.detach() - log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -3,6 +3,9 @@
 The denominators are counted once over the whole batch (all micro-batches, all ranks), and every micro-batch divides by
 them. The micro-batches' results then add up to the result of the whole batch, and so do their gradients, however rows
 are split, packed or ordered. A sequence is a trajectory; its tokens may lie in several rows (one row a chunk).
+
+Over several ranks, `over_ranks` puts the sums in; then the ranks' gradients are to be added. Where they are averaged instead
+(DDP, FSDP), multiply the loss by the number of ranks.
 """
 
 import dataclasses
@@ -25,11 +28,18 @@ class Denominators:
         num_tokens: unmasked tokens of the whole update.
         num_sequences: sequences with at least one unmasked token; empty ones do not count.
         sequence_tokens: int64 [B], for each row the unmasked tokens of the whole sequence that the row belongs to.
+        length: what `seq_mean_token_sum_norm` divides by: a constant of the run, such as the tokens of the longest possible
+            trajectory; not something counted, or updates would be weighed differently.
     """
 
     num_tokens: int
     num_sequences: int
     sequence_tokens: Tensor
+    length: float | None = None
+
+    def over_ranks(self, num_tokens: int, num_sequences: int) -> "Denominators":
+        """The same rows with the counts of all ranks together; a sequence lies on one rank."""
+        return dataclasses.replace(self, num_tokens=num_tokens, num_sequences=num_sequences)
 
     def rows(self, index: Tensor | slice) -> "Denominators":
         """The same denominators for some of the rows: a micro-batch."""
@@ -40,15 +50,18 @@ Aggregation: TypeAlias = Callable[[Tensor, Tensor, Denominators], Tensor]
 """(losses [B, T], mask bool [B, T], denominators with B rows) -> []."""
 
 
-def count_denominators(mask: Tensor, sequence: Tensor | None = None) -> Denominators:
+def count_denominators(mask: Tensor, sequence: Tensor | None = None, length: float | None = None) -> Denominators:
     """Count a whole batch.
 
     Args:
         mask: bool [B, T], True where the policy chose the token.
         sequence: int64 [B], any number that says to which sequence (trajectory) a row belongs; None: one row each.
+        length: the constant of `seq_mean_token_sum_norm`, > 0; the other aggregations do not need it.
 
     Returns: the denominators, on the device of `mask`.
     """
+    if length is not None and not length > 0.0:
+        raise ValueError(f"length is {length}, expected a number of tokens above 0, the same for every update.")
     row_tokens = mask.sum(dim=1)
     if sequence is None:
         sequence_tokens = row_tokens
@@ -62,7 +75,7 @@ def count_denominators(mask: Tensor, sequence: Tensor | None = None) -> Denomina
         totals = torch.zeros(len(ids), dtype=row_tokens.dtype, device=mask.device).index_add_(0, position, row_tokens)
         sequence_tokens = totals[position]
         num_sequences = int((totals > 0).sum())
-    return Denominators(int(row_tokens.sum()), num_sequences, sequence_tokens)
+    return Denominators(int(row_tokens.sum()), num_sequences, sequence_tokens, length)
 
 
 def token_mean(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
@@ -93,11 +106,27 @@ def seq_mean_token_sum(losses: Tensor, mask: Tensor, denominators: Denominators)
     return torch.where(mask, losses, 0.0).sum() / denominators.num_sequences
 
 
+def seq_mean_token_sum_norm(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
+    """The sum over a trajectory's tokens by a constant, mean over trajectories (Dr. GRPO, arXiv:2503.20783): no length bias,
+    and the size of a token mean.
+
+    L = sum_{b,t} m * loss / length / num_sequences
+
+    Others divide by the padded length of a batch, which changes from update to update. Raises: ValueError without `length`.
+    """
+    if denominators.length is None:
+        raise ValueError(
+            "seq_mean_token_sum_norm needs Denominators.length, a constant of the run; pass count_denominators it."
+        )
+    return seq_mean_token_sum(losses, mask, denominators) / denominators.length
+
+
 AGGREGATIONS: Final = MappingProxyType[str, Aggregation](
     {
         "token_mean": token_mean,
         "seq_mean_token_mean": seq_mean_token_mean,
         "seq_mean_token_sum": seq_mean_token_sum,
+        "seq_mean_token_sum_norm": seq_mean_token_sum_norm,
     }
 )
 """Aggregations by the name that a config uses."""

@@ -1,0 +1,159 @@
+"""What is done, and told, about an engine and a trainer that disagree; ratios by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loss_batches import batch_of, random_batch, ratios_of, row
+
+from vla_rl.algorithms.losses import CorrectionConfig, PolicyLossConfig, engine_correction, policy_loss
+from vla_rl.errors import ConfigError
+
+ALL = torch.ones(1, 3, dtype=torch.bool)
+
+
+def weights(config: CorrectionConfig, kappas: tuple[float, ...], mask: torch.Tensor = ALL, **others) -> torch.Tensor:
+    return engine_correction(config, ratios_of(*kappas), torch.zeros(1, 3, dtype=torch.float64), mask, **others).weight
+
+
+def test_truncation_bounds_each_tokens_weight() -> None:
+    found = weights(CorrectionConfig(truncate="token"), (0.5, 1.0, 4.0))
+    torch.testing.assert_close(found, row(0.5, 1.0, 2.0))
+
+
+def test_truncation_by_sequence_bounds_the_product() -> None:
+    torch.testing.assert_close(weights(CorrectionConfig(truncate="sequence"), (0.5, 1.5, 2.0)), row(1.5, 1.5, 1.5))
+    bounded = weights(CorrectionConfig(truncate="sequence", truncate_at=5.0), (2.0, 2.0, 2.0))
+    torch.testing.assert_close(bounded, row(5.0, 5.0, 5.0))
+
+
+def test_masking_drops_tokens_or_whole_sequences() -> None:
+    torch.testing.assert_close(weights(CorrectionConfig(mask="token"), (0.4, 1.0, 2.1)), row(0.0, 1.0, 0.0))
+    assert not weights(CorrectionConfig(mask="sequence"), (1.5, 1.5, 1.0)).any()  # product 2.25
+    assert weights(CorrectionConfig(mask="sequence"), (4.0, 0.25, 1.0)).all()  # product 1
+    assert not weights(CorrectionConfig(mask="geometric"), (1.03, 1.01, 1.0)).any()  # geometric mean 1.0132
+    assert weights(CorrectionConfig(mask="geometric"), (1.02, 1.0, 1.0)).all()  # 1.0066
+
+
+def test_one_impossible_token_vetoes_its_whole_sequence() -> None:
+    assert not weights(CorrectionConfig(veto_below=1e-4), (1.0, 1.0, 1e-5)).any()
+    mask = torch.tensor([[True, True, False]])
+    torch.testing.assert_close(weights(CorrectionConfig(veto_below=1e-4), (1.0, 1.0, 1e-5), mask), row(1.0, 1.0, 0.0))
+
+
+def test_masks_judge_before_truncation() -> None:
+    both = CorrectionConfig(truncate="token", truncate_at=1.5, mask="token", mask_high=3.0)
+    torch.testing.assert_close(weights(both, (1.0, 2.5, 4.0)), row(1.0, 1.5, 0.0))
+
+
+def test_a_sequence_may_span_rows() -> None:
+    proximal = torch.cat([ratios_of(2.0, 1.0), ratios_of(1.5, 9.0), ratios_of(1.0, 1.0)])
+    mask = torch.tensor([[True, True], [True, False], [True, True]])
+    found = engine_correction(
+        CorrectionConfig(truncate="sequence", truncate_at=10.0),
+        proximal,
+        torch.zeros(3, 2, dtype=torch.float64),
+        mask,
+        sequence=torch.tensor([5, 5, 2]),
+    )
+    torch.testing.assert_close(found.weight, torch.cat([row(3.0, 3.0), row(3.0, 0.0), row(1.0, 1.0)]))
+    assert float(found.diagnostics.num_sequences) == 2.0
+    assert found.diagnostics.metrics()["engine_chi2_sequence"] == pytest.approx((9.0 + 1.0) / 2 - 1)
+
+
+def test_the_diagnostics_by_hand() -> None:
+    # kappa = 2, 0.5, (masked); d = log 2, -log 2; product 1
+    mask = torch.tensor([[True, True, False]])
+    zeros = torch.zeros(1, 3, dtype=torch.float64)
+    metrics = engine_correction(CorrectionConfig(mask="token", mask_low=0.6), ratios_of(2.0, 0.5, 7.0), zeros, mask)
+    assert metrics.diagnostics.metrics() == pytest.approx(
+        {
+            "log_prob_gap_mean": math.log(2),
+            "log_prob_gap_max": math.log(2),
+            "engine_kl_k1": 0.0,
+            "engine_kl_k3": (2.5 - 2.0) / 2,
+            "engine_chi2_token": (4.0 + 0.25) / 2 - 1,
+            "engine_chi2_sequence": 0.0,
+            "engine_ess": 2.5**2 / (2 * 4.25),
+            "engine_dropped_fraction": 0.5,
+        },
+        abs=1e-12,
+    )
+
+
+def test_an_engine_that_agrees_loses_nothing_whatever_the_correction() -> None:
+    batch = random_batch()
+    for config in (
+        CorrectionConfig(truncate="token", mask="geometric", veto_below=1e-4),
+        CorrectionConfig(truncate="sequence", mask="sequence"),
+        CorrectionConfig(mask="token"),
+    ):
+        found = engine_correction(config, batch.behavior_log_prob, batch.behavior_log_prob, batch.mask)
+        torch.testing.assert_close(found.weight, batch.mask.double())
+        metrics = found.diagnostics.metrics()
+        assert metrics["engine_ess"] == pytest.approx(1.0)
+        assert metrics["engine_chi2_token"] == pytest.approx(0.0)
+        assert metrics["log_prob_gap_max"] == 0.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(cut=st.integers(1, 5), seed=st.integers(0, 100))
+def test_diagnostics_of_parts_add_up_to_those_of_the_whole(cut, seed) -> None:
+    batch, config = random_batch(6, 4, seed=seed), CorrectionConfig(mask="geometric")
+    assert batch.proximal_log_prob is not None
+
+    def told(rows):
+        return engine_correction(
+            config, batch.proximal_log_prob[rows], batch.behavior_log_prob[rows], batch.mask[rows]
+        ).diagnostics
+
+    joined = told(slice(0, cut)) + told(slice(cut, 6))
+    assert joined.metrics() == pytest.approx(told(slice(0, 6)).metrics())
+
+
+def test_nothing_to_compare_has_no_metrics() -> None:
+    nothing = torch.zeros(2, 3, dtype=torch.bool)
+    nan = torch.full((2, 3), float("nan"))
+    found = engine_correction(CorrectionConfig(truncate="token"), nan, nan, nothing)
+    assert not found.weight.any()
+    assert found.diagnostics.metrics() == {}
+    assert engine_correction(CorrectionConfig(), nan[:0], nan[:0], nothing[:0]).diagnostics.metrics() == {}
+
+
+def test_a_corrected_loss_takes_its_ratio_against_the_trainer_and_the_rest_as_a_weight() -> None:
+    # behavior 0, proximal log 4 (weight min(4, 2) = 2), current log 5: ratio 1.25
+    config = PolicyLossConfig(correction=CorrectionConfig(truncate="token"))
+    losses, diagnostics = policy_loss(config)(batch_of((5.0,), (1.0,), proximal_log_prob=ratios_of(4.0)))
+    torch.testing.assert_close(losses, row(-2.0 * 1.25))
+    assert diagnostics.metrics()["ratio_mean"] == pytest.approx(1.25)
+    assert diagnostics.metrics()["correction_weight_mean"] == pytest.approx(2.0)
+
+
+def test_weights_made_over_the_whole_update_are_used_as_they_are() -> None:
+    config = PolicyLossConfig(correction=CorrectionConfig(truncate="token"))
+    batch = batch_of((1.0, 1.0), (1.0, 1.0), proximal_log_prob=row(0.0, 0.0), correction_weight=row(0.5, 0.0))
+    losses, diagnostics = policy_loss(config)(batch)
+    torch.testing.assert_close(losses, row(-0.5, 0.0))
+    assert diagnostics.metrics()["correction_dropped_fraction"] == pytest.approx(0.5)
+
+
+def test_a_correction_without_the_trainers_log_probs_says_what_is_missing() -> None:
+    config = PolicyLossConfig(correction=CorrectionConfig(mask="token"))
+    with pytest.raises(ValueError, match=r"PolicyLossConfig\.correction needs TokenBatch\.proximal_log_prob"):
+        policy_loss(config)(batch_of((1.0,), (1.0,)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"truncate_at": 0.0}, "truncate_at is 0.0, expected a weight above 0"),
+        ({"mask": "token", "mask_low": 1.5}, r"keeps ratios in \[1.5, 2.0\], expected 0 <= mask_low <= 1 <= mask_high"),
+        ({"mask": "geometric", "mask_high": 0.5}, r"keeps ratios in \[0.99, 0.5\]"),
+        ({"veto_below": 1.0}, r"veto_below is 1.0, expected in \[0, 1\)"),
+    ],
+)
+def test_a_correction_that_would_drop_what_agrees_is_refused(fields, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CorrectionConfig(**fields)

@@ -1,0 +1,224 @@
+"""Every other policy loss against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+from loss_batches import batch_of, gradient, ratios_of, row
+
+from vla_rl.algorithms.losses import CorrectionConfig, PolicyLossConfig, TokenBatch, policy_loss, sequence_log_ratio
+
+
+def loss_of(name: str, **changes):
+    return policy_loss(PolicyLossConfig(name=name, **changes))
+
+
+def test_gspo_clips_the_geometric_mean_of_the_ratios() -> None:
+    # ratios 1.21 and 1.0: geometric mean 1.1, for both tokens
+    losses, diagnostics = loss_of("gspo", clip_low=0.2, clip_high=0.28)(batch_of((1.21, 1.0), (1.0, -1.0)))
+    torch.testing.assert_close(losses, row(-1.1, 1.1))
+    assert diagnostics.metrics()["ratio_mean"] == pytest.approx(1.1)
+    clipped, _ = loss_of("gspo")(batch_of((1.21, 1.0), (1.0, -1.0)))  # default range 3e-4, 4e-4
+    torch.testing.assert_close(clipped, row(-1.0004, 1.1))
+
+
+def test_gspo_takes_the_ratio_of_the_whole_sequence_where_it_spans_rows() -> None:
+    loss = loss_of("gspo", clip_low=0.5, clip_high=0.5)
+    told = torch.full((1, 1), math.log(1.3), dtype=torch.float64)
+    losses, _ = loss(batch_of((1.21, 1.0), (1.0, 1.0), sequence_log_ratio=told))
+    torch.testing.assert_close(losses, row(-1.3, -1.3))
+
+
+def test_gspo_is_ppo_at_the_level_of_the_sequence() -> None:
+    batch = batch_of((1.3, 0.9, 1.1), (1.0, -1.0, 2.0))
+    numbers = {"clip_low": 0.01, "clip_high": 0.02}
+    ppo = loss_of("ppo", level="sequence", **numbers)
+    torch.testing.assert_close(loss_of("gspo", **numbers)(batch)[0], ppo(batch)[0])
+
+
+def test_gmpo_clips_each_ratio_before_the_geometric_mean() -> None:
+    # A > 0: log-ratios min(log 2, 0.4) = 0.4 and min(log 0.5, 0.4) = log 0.5
+    losses, diagnostics = loss_of("gmpo")(batch_of((2.0, 0.5), (1.0, 1.0)))
+    expected = -math.exp((0.4 + math.log(0.5)) / 2)
+    torch.testing.assert_close(losses, row(expected, expected))
+    assert diagnostics.metrics()["clip_fraction"] == pytest.approx(0.5)
+    # A < 0: max(log 2, -0.4) = log 2 and max(log 0.5, -0.4) = -0.4
+    losses, _ = loss_of("gmpo")(batch_of((2.0, 0.5), (-1.0, -1.0)))
+    expected = math.exp((math.log(2.0) - 0.4) / 2)
+    torch.testing.assert_close(losses, row(expected, expected))
+
+
+def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
+    batch = batch_of((8.0, 0.1), (1.0, -2.0))
+    losses, diagnostics = loss_of("cispo")(batch)
+    torch.testing.assert_close(losses, row(-5.0 * math.log(8.0), 0.1 * 2.0 * math.log(0.1)))
+    torch.testing.assert_close(gradient(loss_of("cispo"), batch), row(-5.0, 0.2))
+    assert diagnostics.metrics()["clip_fraction"] == pytest.approx(0.5)
+
+
+def test_sapo_is_a_soft_gate_that_is_steeper_for_bad_tokens() -> None:
+    losses, _ = loss_of("sapo")(batch_of((2.0, 2.0, 1.0), (1.0, -1.0, 3.0)))
+    good = 4.0 / (1.0 + math.exp(-1.0))
+    bad = 4.0 / 1.05 / (1.0 + math.exp(-1.05))
+    torch.testing.assert_close(losses, row(-good, bad, -3.0 * 2.0))  # sigmoid(0) * 4 / 1 = 2
+
+
+def test_cpgd_bounds_the_log_ratio_and_weighs_no_gradient() -> None:
+    batch = batch_of((2.0, 0.5, 2.0, 0.5), (1.0, 1.0, -1.0, -1.0))
+    loss = loss_of("cpgd", drift_coef=0.0)
+    bounded = [min(math.log(2), math.log(1.2)), math.log(0.5), -math.log(2), -max(math.log(0.5), math.log(0.8))]
+    torch.testing.assert_close(loss(batch)[0], -row(*bounded))
+    torch.testing.assert_close(gradient(loss, batch), row(0.0, -1.0, 1.0, 0.0))
+    assert loss(batch)[1].metrics()["clip_fraction"] == pytest.approx(0.5)
+
+
+def test_cpgd_with_a_lower_bound_of_one_has_no_lower_bound() -> None:
+    losses, _ = loss_of("cpgd", clip_low=1.0, drift_coef=0.0)(batch_of((0.01,), (-1.0,)))
+    torch.testing.assert_close(losses, row(math.log(0.01)))
+
+
+def test_cpgd_drift_pulls_back_with_the_ratio_minus_one_but_never_harder_than_two() -> None:
+    loss = loss_of("cpgd", drift_coef=0.5)
+    torch.testing.assert_close(gradient(loss, batch_of((2.0, 0.5, 9.0), (0.0, 0.0, 0.0))), row(0.5, -0.25, 1.0))
+
+
+def test_gpg_is_the_log_prob_times_the_advantage() -> None:
+    batch = batch_of((2.0, 0.5), (3.0, -1.0))
+    torch.testing.assert_close(loss_of("gpg")(batch)[0], row(-3.0 * math.log(2), math.log(0.5)))
+    torch.testing.assert_close(gradient(loss_of("gpg"), batch), row(-3.0, 1.0))
+
+
+def covariance_batch() -> TokenBatch:
+    """Log-probs -3, -1, -1, -3 and advantages -1, 1, -1, 1: covariances 1, 1, -1, -1; all ratios are 1."""
+    log_prob = row(-3.0, -1.0, -1.0, -3.0)
+    return TokenBatch(
+        log_prob=log_prob.clone().requires_grad_(),
+        behavior_log_prob=log_prob,
+        advantage=row(-1.0, 1.0, -1.0, 1.0),
+        mask=torch.ones(1, 4, dtype=torch.bool),
+    )
+
+
+def test_clip_cov_drops_a_share_of_the_tokens_of_high_covariance() -> None:
+    loss = loss_of("clip_cov", covariance_share=0.25, covariance_low=0.5, covariance_high=5.0)
+    losses, diagnostics = loss(covariance_batch())
+    torch.testing.assert_close(losses, row(0.0, -1.0, 1.0, -1.0))  # one of the two candidates, the first
+    assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(0.25)
+    both = loss_of("clip_cov", covariance_share=0.5, covariance_low=0.5, covariance_high=5.0)
+    torch.testing.assert_close(both(covariance_batch())[0], row(0.0, 0.0, 1.0, -1.0))
+
+
+def test_clip_cov_without_a_candidate_is_ppo() -> None:
+    losses, diagnostics = loss_of("clip_cov", covariance_share=1.0, covariance_low=2.0)(covariance_batch())
+    torch.testing.assert_close(losses, row(1.0, -1.0, 1.0, -1.0))
+    assert diagnostics.metrics()["dropped_fraction"] == 0.0
+
+
+def test_kl_cov_penalises_the_tokens_of_the_highest_covariance() -> None:
+    # means: log-prob 0, advantage 0 -> covariances 2 log 2, -log 2 and 0
+    batch = batch_of((2.0, 0.5, 1.0), (2.0, 1.0, -3.0))
+    losses, diagnostics = loss_of("kl_cov", covariance_share=0.34, penalty_coef=0.1)(batch)
+    torch.testing.assert_close(losses, row(-4.0 + 0.1 * math.log(2), -0.5, 3.0))
+    assert diagnostics.metrics()["penalised_fraction"] == pytest.approx(1 / 3)
+
+
+def probabilities(current: tuple[float, ...], acted: tuple[float, ...], advantages: tuple[float, ...]) -> TokenBatch:
+    return TokenBatch(
+        log_prob=ratios_of(*current).requires_grad_(),
+        behavior_log_prob=ratios_of(*acted),
+        advantage=row(*advantages),
+        mask=torch.ones(1, len(current), dtype=torch.bool),
+    )
+
+
+def test_dppo_drops_tokens_whose_probability_moved_too_far_the_wrong_way() -> None:
+    # p - q = 0.3, 0.3, -0.3, -0.3 with A = +, -, +, -; wrong way: up and good, down and bad
+    batch = probabilities((0.8, 0.8, 0.2, 0.2), (0.5, 0.5, 0.5, 0.5), (1.0, -1.0, 1.0, -1.0))
+    losses, diagnostics = loss_of("dppo", penalty_coef=0.0)(batch)
+    torch.testing.assert_close(losses, row(0.0, 1.6, -0.4, 0.0))
+    assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(0.5)
+    held, _ = loss_of("dppo", penalty_coef=0.1)(batch)
+    torch.testing.assert_close(held[0, 0].item(), 0.1 * math.log(1.6) ** 2)
+
+
+def test_a_rare_token_may_double_its_ratio_under_dppo_but_not_under_ppo() -> None:
+    batch = probabilities((0.002,), (0.001,), (1.0,))
+    assert loss_of("dppo", penalty_coef=0.0)(batch)[0].item() == pytest.approx(-2.0)
+    assert loss_of("ppo")(batch)[0].item() == pytest.approx(-1.28)
+
+
+def test_ipo_drops_on_both_sides_whatever_the_advantage() -> None:
+    batch = probabilities((0.8, 0.2, 0.6), (0.5, 0.5, 0.5), (-1.0, 1.0, 1.0))
+    losses, diagnostics = loss_of("ipo")(batch)
+    torch.testing.assert_close(losses, row(0.0, 0.0, -1.2))
+    assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(2 / 3)
+
+
+def test_icepop_is_zero_outside_of_its_interval_of_ratios() -> None:
+    losses, _ = loss_of("icepop")(batch_of((0.4, 0.6, 4.0, 6.0), (1.0, 1.0, -1.0, -1.0)))
+    torch.testing.assert_close(losses, row(0.0, -0.6, 4.0, 0.0))
+
+
+def test_opsm_drops_bad_sequences_that_the_policy_has_left() -> None:
+    # mean of behavior - current log-prob: row 0: log 2 / 2 > 0.1, row 1: -log 2 / 2
+    batch = TokenBatch(
+        log_prob=torch.cat([ratios_of(0.5, 1.0), ratios_of(2.0, 1.0), ratios_of(0.5, 1.0)]).requires_grad_(),
+        behavior_log_prob=torch.zeros(3, 2, dtype=torch.float64),
+        advantage=torch.tensor([[-1.0], [-1.0], [1.0]], dtype=torch.float64),
+        mask=torch.ones(3, 2, dtype=torch.bool),
+    )
+    losses, diagnostics = loss_of("opsm", max_sequence_kl=0.1)(batch)
+    torch.testing.assert_close(losses, torch.cat([row(0.0, 0.0), row(2.0, 1.0), row(-0.5, -1.0)]))
+    assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(1 / 3)
+
+
+def test_m2po_drops_the_farthest_tokens_until_the_second_moment_is_small() -> None:
+    # squared log-ratios 0.01, 0.04, 0.25: means 0.01, 0.025, 0.1
+    batch = batch_of((math.exp(0.5), math.exp(-0.1), math.exp(0.2)), (1.0, 1.0, 1.0))
+    losses, diagnostics = loss_of("m2po", max_second_moment=0.03)(batch)
+    torch.testing.assert_close(losses, row(0.0, -math.exp(-0.1), -math.exp(0.2)))
+    assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(1 / 3)
+    kept, _ = loss_of("m2po", max_second_moment=0.11)(batch)
+    assert (kept != 0.0).all()
+
+
+def test_the_sequence_log_ratio_is_the_mean_over_all_rows_of_a_trajectory() -> None:
+    batch = TokenBatch(
+        log_prob=torch.cat([row(0.3, 0.9), row(0.6, 9.0), row(-1.0, 9.0)]),
+        behavior_log_prob=torch.zeros(3, 2, dtype=torch.float64),
+        advantage=torch.ones(3, 1, dtype=torch.float64),
+        mask=torch.tensor([[True, True], [True, False], [True, False]]),
+    )
+    told = sequence_log_ratio(PolicyLossConfig(name="gspo"), batch, torch.tensor([7, 7, 3]))
+    torch.testing.assert_close(told, torch.tensor([[0.6], [0.6], [-1.0]], dtype=torch.float64))
+    bounded = sequence_log_ratio(PolicyLossConfig(name="gmpo"), batch, torch.tensor([7, 7, 3]))  # at most 0.4 each
+    torch.testing.assert_close(bounded[:, 0], row((0.3 + 0.4 + 0.4) / 3, (0.3 + 0.4 + 0.4) / 3, -1.0)[0])
+
+
+def test_where_the_ratio_is_against_the_trainers_own_log_probs_so_is_the_mean() -> None:
+    batch = batch_of((4.0, 4.0), (1.0, 1.0), proximal_log_prob=ratios_of(2.0, 2.0))
+    for config in (
+        PolicyLossConfig(name="decoupled_ppo", level="sequence"),
+        PolicyLossConfig(name="gspo", correction=CorrectionConfig(truncate="token")),
+    ):
+        assert sequence_log_ratio(config, batch, torch.tensor([0])).item() == pytest.approx(math.log(2))
+    assert sequence_log_ratio(PolicyLossConfig(name="gspo"), batch, torch.tensor([0])).item() == pytest.approx(
+        math.log(4)
+    )
+
+
+@pytest.mark.parametrize("name", ["gspo", "gmpo"])
+def test_a_trajectory_cut_into_rows_has_the_loss_of_the_whole(name) -> None:
+    whole = batch_of((1.3, 0.8, 1.1, 1.6), (1.0, 1.0, 1.0, 1.0))
+    rows = TokenBatch(
+        log_prob=whole.log_prob.detach().reshape(2, 2).requires_grad_(),
+        behavior_log_prob=whole.behavior_log_prob.reshape(2, 2),
+        advantage=whole.advantage.reshape(2, 2),
+        mask=whole.mask.reshape(2, 2),
+    )
+    config = PolicyLossConfig(name=name, clip_low=0.3, clip_high=0.3)
+    told = sequence_log_ratio(config, rows, torch.tensor([0, 0]))
+    rows = TokenBatch(**(vars(rows) | {"sequence_log_ratio": told}))
+    loss = policy_loss(config)
+    torch.testing.assert_close(loss(rows)[0].reshape(1, 4), loss(whole)[0])
+    torch.testing.assert_close(gradient(loss, rows).reshape(1, 4), gradient(loss, whole))

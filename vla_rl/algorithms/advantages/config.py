@@ -1,0 +1,84 @@
+"""Which advantage estimator, and its numbers."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from vla_rl.algorithms.choices import check_choice, is_function_path
+from vla_rl.errors import ConfigError
+from vla_rl.types import Config
+
+ADVANTAGE_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "grpo": {},
+        "dr_grpo": {},
+        "max_rl": {},
+        "rloo": {},
+        "pass_at_k": {"normalise_std": True},
+        "gpg": {},
+        "cpgd_filter": {"max_weight": 3.0},
+        "opo": {},
+        "remax": {},
+        "reinforce_plus_plus": {"gamma": 1.0},
+        "reinforce_plus_plus_baseline": {},
+        "gae": {"gamma": 0.99, "lam": 0.95, "whiten": True},
+        "marft_gae": {"gamma": 0.99, "lam": 0.95, "whiten": True},
+    }
+)
+"""The parameters of each estimator, with its defaults."""
+
+
+class AdvantageConfig(Config, frozen=True, kw_only=True):
+    """An advantage estimator by name, with its numbers; a number left at none takes that estimator's own default."""
+
+    name: str = "grpo"
+    """grpo, dr_grpo, max_rl, rloo, pass_at_k, gpg, cpgd_filter, opo, remax, reinforce_plus_plus,
+    reinforce_plus_plus_baseline, gae, marft_gae, or your own as `module:function`."""
+
+    gamma: float | None = None
+    """Discount, in [0, 1]: for one control step where the batch says how many a step took, else for one step."""
+
+    lam: float | None = None
+    """GAE's decay of later errors, in [0, 1]; 1 is the discounted return minus the value."""
+
+    whiten: bool | None = None
+    """gae, marft_gae: give the advantages of the batch mean 0 and standard deviation 1."""
+
+    normalise_std: bool | None = None
+    """pass_at_k: divide by the standard deviation of the group."""
+
+    max_weight: float | None = None
+    """cpgd_filter: largest factor that makes up for groups that teach nothing, at least 1."""
+
+    def __post_init__(self) -> None:
+        if not is_function_path(self.name):
+            check_choice(ADVANTAGE_PARAMETERS, self.name, "AdvantageConfig.name")
+            unknown = sorted(self.chosen.keys() - ADVANTAGE_PARAMETERS[self.name].keys())
+            if unknown:
+                has = ", ".join(ADVANTAGE_PARAMETERS[self.name]) or "no parameters"
+                raise ConfigError(f"advantage {self.name!r} has no {unknown[0]}; it has: {has}. Leave the field out.")
+        self.require(self.gamma is None or 0.0 <= self.gamma <= 1.0, "gamma", "in [0, 1]")
+        self.require(self.lam is None or 0.0 <= self.lam <= 1.0, "lam", "in [0, 1]")
+        self.require(self.max_weight is None or self.max_weight >= 1.0, "max_weight", "at least 1")
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The parameters that were set."""
+        values = {field: getattr(self, field) for field in self.__struct_fields__ if field != "name"}
+        return {field: value for field, value in values.items() if value is not None}
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Every parameter of the estimator, set or by default; of one's own those that were set."""
+        return {**ADVANTAGE_PARAMETERS.get(self.name, {}), **self.chosen}
+
+    @property
+    def needs_group(self) -> bool:
+        """Whether trajectories are compared within groups, so that a group of one teaches nothing. Of one's own
+        estimator that is not known, and said to be False."""
+        return not (self.needs_values or self.name in ("remax", "reinforce_plus_plus") or is_function_path(self.name))
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the estimator needs a critic's values."""
+        return self.name in ("gae", "marft_gae")

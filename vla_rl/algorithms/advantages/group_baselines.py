@@ -1,0 +1,152 @@
+"""How much better a trajectory was than the others of its group: one number a trajectory, before any gradient.
+
+Rewards of a group that are all equal, or of a group of one, give exact zeros: such a group teaches nothing. (Others hand a
+lone trajectory its raw reward.)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_rl.algorithms.advantages.reward_batch import Advantages, RewardBatch, outcome_advantages
+
+Rewards: TypeAlias = Sequence[float] | NDArray[np.floating]
+
+STD_EPSILON: Final = 1e-6
+"""Added to the standard deviation of a group before dividing by it."""
+
+
+def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.float32]:
+    """GRPO's outcome advantage (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); without the std, Dr. GRPO's.
+
+        A_i = (r_i - mean(r)) / (std(r) + 1e-6)      normalise_std=True
+        A_i =  r_i - mean(r)                         normalise_std=False (Liu et al. 2025, arXiv:2503.20783)
+
+    Args:
+        rewards: [G], the outcome of each member of one group.
+        normalise_std: divide by the group's standard deviation; it is the unbiased one (n - 1).
+
+    Returns: float32 [G]. Raises: ValueError for a reward that is not finite.
+    """
+    values = _checked(rewards)
+    if _teaches_nothing(values):
+        return np.zeros(len(values), dtype=np.float32)
+    centred = values - values.mean()
+    if normalise_std:
+        centred = centred / (values.std(ddof=1) + STD_EPSILON)
+    return np.asarray(centred, dtype=np.float32)
+
+
+def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
+    """RLOO's advantage (Ahmadian et al. 2024, arXiv:2402.14740): the others of the group are the baseline.
+
+        A_i = r_i - mean of the other G - 1 rewards = (r_i - mean(r)) * G / (G - 1)
+
+    Args:
+        rewards: [G], the outcome of each member of one group.
+
+    Returns: float32 [G]. Raises: ValueError for a reward that is not finite.
+    """
+    values = _checked(rewards)
+    size = len(values)
+    if _teaches_nothing(values):
+        return np.zeros(size, dtype=np.float32)
+    return np.asarray((values - values.mean()) * (size / (size - 1)), dtype=np.float32)
+
+
+def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
+    """MaxRL's advantage for rewards of 0 and 1: hard groups weigh as much as maximum likelihood would have them.
+
+        A_i = (r_i - mean(r)) / mean(r)              0 where the mean is not above 0
+
+    As prime-rl has it (`max_rl`). Rewards must not be negative.
+
+    Args:
+        rewards: [G], each >= 0.
+
+    Returns: float32 [G]. Raises: ValueError for a negative reward or one that is not finite.
+    """
+    values = _checked(rewards)
+    if len(values) and values.min() < 0.0:
+        raise ValueError(f"max_rl was given the reward {values.min()}, expected rewards >= 0; use 'dr_grpo' instead.")
+    if _teaches_nothing(values):
+        return np.zeros(len(values), dtype=np.float32)
+    return np.asarray((values - values.mean()) / values.mean(), dtype=np.float32)
+
+
+def best_of_group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.float32]:
+    """Pass@k's advantage: only the best member of a group is taught (Tang et al. 2025, arXiv:2503.19595).
+
+        A_best = (r_best - r_second) / (std(r) + 1e-6),  A of all others = 0
+
+    Two best members that are equal give zeros. `normalise_std=False` leaves the division out.
+
+    Args:
+        rewards: [G], the outcome of each member of one group.
+
+    Returns: float32 [G]. Raises: ValueError for a reward that is not finite.
+    """
+    values = _checked(rewards)
+    advantage = np.zeros(len(values), dtype=np.float32)
+    if _teaches_nothing(values):
+        return advantage
+    second, best = np.sort(values)[-2:]
+    gain = best - second
+    advantage[int(values.argmax())] = gain / (values.std(ddof=1) + STD_EPSILON) if normalise_std else gain
+    return advantage
+
+
+def grpo(batch: RewardBatch) -> Advantages:
+    """`group_advantage` of every group. Needs `group`."""
+    return by_group(batch, group_advantage, "grpo")
+
+
+def dr_grpo(batch: RewardBatch) -> Advantages:
+    """`group_advantage` without the standard deviation, of every group; also CPGD's unweighted advantage. Needs `group`.
+
+    Belongs with the aggregation `seq_mean_token_sum_norm`.
+    """
+    return by_group(batch, lambda rewards: group_advantage(rewards, normalise_std=False), "dr_grpo")
+
+
+def rloo(batch: RewardBatch) -> Advantages:
+    """`leave_one_out_advantage` of every group. Needs `group`."""
+    return by_group(batch, leave_one_out_advantage, "rloo")
+
+
+def max_rl(batch: RewardBatch) -> Advantages:
+    """`max_likelihood_advantage` of every group. Needs `group`."""
+    return by_group(batch, max_likelihood_advantage, "max_rl")
+
+
+def pass_at_k(batch: RewardBatch, *, normalise_std: bool = True) -> Advantages:
+    """`best_of_group_advantage` of every group. Needs `group`."""
+    return by_group(batch, lambda rewards: best_of_group_advantage(rewards, normalise_std), "pass_at_k")
+
+
+def by_group(batch: RewardBatch, advantage: Callable[[Rewards], NDArray[np.float32]], needed_by: str) -> Advantages:
+    """An advantage of one group's rewards, float [G] -> float32 [G], applied to every group of a batch."""
+    outcome = np.zeros(len(batch), dtype=np.float32)
+    for rows in batch.groups(needed_by):
+        outcome[rows] = advantage(batch.rewards[rows])
+    return outcome_advantages(batch, outcome)
+
+
+def _teaches_nothing(values: NDArray[np.float64]) -> bool:
+    return len(values) < 2 or bool(np.ptp(values) == 0.0)
+
+
+def _checked(rewards: Rewards) -> NDArray[np.float64]:
+    values = np.asarray(rewards, dtype=np.float64)
+    if values.ndim != 1:
+        raise ValueError(
+            f"rewards have shape {values.shape}, expected [G]: one number a member; pass one group at a time."
+        )
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise ValueError(
+            f"reward of member {bad[0]} is {values[bad[0]]}, expected a finite number; check the reward node."
+        )
+    return values

@@ -1,0 +1,174 @@
+"""What every advantage estimator is given, and what it returns: one signature for all of them.
+
+Legend: N trajectories of one update (all groups, all ranks), S steps. A step is whatever gets an advantage of its own: an
+action chunk (one decision), a control step, or a token; rows are padded to the longest.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class RewardBatch:
+    """The rewards of one update. Only `rewards` is always needed; an estimator names what else it misses.
+
+    Attributes:
+        rewards: float [N], the outcome of each trajectory.
+        group: int [N], any number that says which trajectories are compared with each other.
+        episode_ids: int [N], to name a trajectory in an error; without them its row is named.
+        mask: bool [N, S], True where the policy acted. False after the end, and at steps that were not the policy's own.
+        step_rewards: float [N, S], reward of each step, 0 where masked; None puts `rewards` on the last step that acted.
+        values: float [N, S], the critic's estimate before each step; anything where masked.
+        final_values: float [N], its estimate after the last step, used where the episode was cut off.
+        is_terminated: bool [N], True where the task itself ended the episode; False where a time limit cut it off.
+        durations: int [N, S], control steps that each step took; discounts are per control step then. None: 1 each.
+        num_tokens: float [N], length of each trajectory, for baselines weighted by it.
+        greedy_rewards: float [N], outcome of the greedy policy from the same start.
+        agents: int [N, S], who acted, for several agents that act in turns.
+
+    Raises: ValueError for sizes that do not fit, or a number that is not finite, naming the trajectory.
+    """
+
+    rewards: Floats
+    group: NDArray[np.integer] | None = None
+    episode_ids: NDArray[np.integer] | None = None
+    mask: NDArray[np.bool_] | None = None
+    step_rewards: Floats | None = None
+    values: Floats | None = None
+    final_values: Floats | None = None
+    is_terminated: NDArray[np.bool_] | None = None
+    durations: NDArray[np.integer] | None = None
+    num_tokens: Floats | None = None
+    greedy_rewards: Floats | None = None
+    agents: NDArray[np.integer] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rewards.ndim != 1:
+            raise ValueError(f"rewards are {list(self.rewards.shape)}, expected [N]: one outcome a trajectory.")
+        num = len(self.rewards)
+        for name in ("group", "episode_ids", "final_values", "is_terminated", "num_tokens", "greedy_rewards"):
+            self._check_shape(name, (num,))
+        if self.mask is None and self.step_rewards is not None:
+            raise ValueError("step_rewards are given without a mask, expected bool [N, S] that says which steps acted.")
+        if self.mask is not None and (self.mask.ndim != 2 or len(self.mask) != num or self.mask.dtype != np.bool_):
+            raise ValueError(f"mask is {self.mask.dtype} {list(self.mask.shape)}, expected bool [{num}, S].")
+        for name in ("step_rewards", "values", "durations", "agents"):
+            self._check_shape(name, None if self.mask is None else self.mask.shape)
+        self._check_finite()
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def need(self, name: str, needed_by: str) -> NDArray[np.float64]:
+        """A field as float64. Raises: ValueError where it is absent."""
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"the advantage {needed_by!r} needs RewardBatch.{name}, but it is None; fill it in.")
+        return np.asarray(value, dtype=np.float64)
+
+    def need_mask(self, needed_by: str) -> NDArray[np.bool_]:
+        """The mask. Raises: ValueError where it is absent."""
+        self.need("mask", needed_by)
+        assert self.mask is not None
+        return self.mask
+
+    def groups(self, needed_by: str) -> list[NDArray[np.intp]]:
+        """The rows of each group, in order of first appearance. Raises: ValueError without `group`."""
+        of_row = self.need("group", needed_by)
+        return [np.flatnonzero(of_row == number) for number in dict.fromkeys(of_row.tolist())]
+
+    def rewards_by_step(self, needed_by: str) -> NDArray[np.float64]:
+        """float64 [N, S]: `step_rewards`, or the outcome on the last step that acted (no such step: nowhere)."""
+        mask = self.need_mask(needed_by)
+        if self.step_rewards is not None:
+            return np.asarray(self.step_rewards, dtype=np.float64)
+        rewards = np.zeros(mask.shape)
+        rows = np.flatnonzero(mask.any(axis=1))
+        last = mask.shape[1] - 1 - mask[rows, ::-1].argmax(axis=1)
+        rewards[rows, last] = self.rewards[rows]
+        return rewards
+
+    def name_of(self, row: int) -> str:
+        """How an error calls the trajectory of a row."""
+        return f"trajectory {row}" if self.episode_ids is None else f"episode {self.episode_ids[row]}"
+
+    def _check_shape(self, name: str, shape: tuple[int, ...] | None) -> None:
+        value: NDArray[np.generic] | None = getattr(self, name)
+        if value is None:
+            return
+        if shape is None:
+            raise ValueError(f"{name} is given without a mask, expected bool [N, S] that says which steps acted.")
+        if value.shape != shape:
+            raise ValueError(f"{name} is {list(value.shape)}, expected {list(shape)}.")
+
+    def _check_finite(self) -> None:
+        for name in ("rewards", "final_values", "num_tokens", "greedy_rewards", "step_rewards", "values"):
+            value: Floats | None = getattr(self, name)
+            if value is None:
+                continue
+            used = value if name != "values" or self.mask is None else np.where(self.mask, value, 0.0)
+            bad = np.argwhere(~np.isfinite(used))
+            if len(bad):
+                place = tuple(int(index) for index in bad[0])
+                step = f" at step {place[1]}" if len(place) > 1 else ""
+                raise ValueError(
+                    f"{name} of {self.name_of(place[0])}{step} is {value[place]}, expected a finite number; check where it "
+                    "is made."
+                )
+        if self.step_rewards is not None and self.mask is not None:
+            lost = np.argwhere((self.step_rewards != 0.0) & ~self.mask)
+            if len(lost):
+                row, step_number = (int(index) for index in lost[0])
+                raise ValueError(
+                    f"step_rewards of {self.name_of(row)} at step {step_number} is {self.step_rewards[row, step_number]} "
+                    "where the policy did not act, expected 0; add it to the last step before that did."
+                )
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """What an estimator returns.
+
+    Attributes:
+        advantage: float32 [N, S], 0 where masked; or [N, 1] where the batch has no mask: one number a trajectory.
+        returns: float32 [N, S], what a critic should have estimated; None where the estimator has no use for a critic.
+        mask: bool [N, S] of the batch.
+    """
+
+    advantage: NDArray[np.float32]
+    returns: NDArray[np.float32] | None = None
+    mask: NDArray[np.bool_] | None = None
+
+    def per_trajectory(self) -> list[float | NDArray[np.float32]]:
+        """For each trajectory its one number, or float32 [steps] without the padding after its last step."""
+        if self.mask is None:
+            return [float(row[0]) for row in self.advantage]
+        return [row[: _length(acted)] for row, acted in zip(self.advantage, self.mask, strict=True)]
+
+    def returns_per_trajectory(self) -> list[NDArray[np.float32]]:
+        """For each trajectory float32 [steps], the critic's targets. Raises: ValueError where there are none."""
+        if self.returns is None or self.mask is None:
+            raise ValueError("this advantage has no returns, expected them from 'gae' or 'marft_gae'.")
+        return [row[: _length(acted)] for row, acted in zip(self.returns, self.mask, strict=True)]
+
+
+AdvantageEstimator: TypeAlias = Callable[[RewardBatch], Advantages]
+
+
+def outcome_advantages(batch: RewardBatch, outcome: NDArray[np.floating]) -> Advantages:
+    """The same advantage for every step of a trajectory: float [N] -> [N, S], 0 where masked, or [N, 1]."""
+    column = np.asarray(outcome, dtype=np.float32)[:, None]
+    if batch.mask is None:
+        return Advantages(column)
+    return Advantages(np.where(batch.mask, column, np.float32(0.0)), mask=batch.mask)
+
+
+def _length(acted: NDArray[np.bool_]) -> int:
+    """Steps up to the last that acted."""
+    return int(acted.nonzero()[0][-1]) + 1 if acted.any() else 0

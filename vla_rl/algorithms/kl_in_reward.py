@@ -1,0 +1,77 @@
+"""A penalty on the distance from the reference policy as part of the reward, and who sets its weight. NumPy.
+
+    token by token:  r_t -= coef * KL_t      before advantages are made, so that later tokens answer for it too
+
+Called by the reward node. The KL values are those of `vla_rl.algorithms.kl` for the weights that acted.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_rl.types import Config
+
+MAX_RELATIVE_ERROR = 0.2
+"""The adaptive coefficient answers to no more than this relative error at a time."""
+
+
+class KlRewardConfig(Config, frozen=True, kw_only=True):
+    """The weight of the penalty: fixed, or adapted towards a target."""
+
+    coef: float = 0.0
+    """Weight of the penalty, at first if it is adapted; 0 leaves it out."""
+
+    target: float | None = None
+    """Mean KL per token that an adaptive weight steers to; none keeps the weight fixed."""
+
+    horizon: int = 10_000
+    """Samples over which an adaptive weight answers; larger is slower."""
+
+    def __post_init__(self) -> None:
+        self.require(0.0 <= self.coef < float("inf"), "coef", "a finite weight >= 0")
+        self.require(self.target is None or self.target > 0.0, "target", "above 0, or none")
+        self.require(self.target is None or self.coef > 0.0, "coef", "above 0 where a target adapts it")
+        self.require(self.horizon >= 1, "horizon", "at least 1 sample")
+
+
+def penalised_rewards(
+    step_rewards: NDArray[np.floating], kl: NDArray[np.floating], mask: NDArray[np.bool_], coef: float
+) -> tuple[NDArray[np.float64], float]:
+    """r_t - coef * KL_t (Ouyang et al. 2022, arXiv:2203.02155, section 3.5).
+
+    Args:
+        step_rewards: float [N, S], 0 where masked; the outcome sits on the last step that acted.
+        kl: float [N, S], of each step; anything where masked.
+        mask: bool [N, S], True where the policy acted.
+        coef: the weight.
+
+    Returns: float64 [N, S], 0 where masked, and the mean KL over unmasked steps (0 where there is none).
+    Raises: ValueError for shapes that differ or a KL that is not finite.
+    """
+    if step_rewards.shape != mask.shape or kl.shape != mask.shape:
+        raise ValueError(
+            f"step_rewards is {list(step_rewards.shape)} and kl {list(kl.shape)}, expected {list(mask.shape)} like mask."
+        )
+    used = np.where(mask, kl, 0.0).astype(np.float64)
+    bad = np.argwhere(~np.isfinite(used))
+    if len(bad):
+        row, step = (int(index) for index in bad[0])
+        raise ValueError(f"kl of trajectory {row} at step {step} is {kl[row, step]}, expected a finite number.")
+    mean = float(used.sum() / max(int(mask.sum()), 1))
+    return np.where(mask, step_rewards - coef * used, 0.0), mean
+
+
+def next_kl_coef(config: KlRewardConfig, coef: float, observed_kl: float, num_samples: int) -> float:
+    """The weight after an update (Ziegler et al. 2019, arXiv:1909.08593, section 2.2); `config.coef` where it is fixed.
+
+        coef * (1 + clip(observed / target - 1, -0.2, 0.2) * num_samples / horizon)
+
+    Args:
+        config: target and horizon.
+        coef: the weight until now, `config.coef` at first; it is all the state there is, so a checkpoint holds one number.
+        observed_kl: mean KL per token of the update.
+        num_samples: trajectories of the update.
+    """
+    if config.target is None:
+        return config.coef
+    error = float(np.clip(observed_kl / config.target - 1.0, -MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR))
+    return coef * max(1.0 + error * num_samples / config.horizon, 0.0)

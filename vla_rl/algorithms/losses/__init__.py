@@ -1,0 +1,67 @@
+"""Policy losses, value loss and what corrects a trainer that disagrees with its engine.
+
+A policy loss is a function of a `TokenBatch` that returns one loss a token and additive diagnostics;
+`vla_rl.algorithms.aggregation` makes one number of it. Configs import in an instant; the rest brings torch when asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.algorithms.losses.config import PARAMETERS, PolicyLossConfig, RatioLevel, policy_loss_for
+from vla_rl.algorithms.losses.term_configs import CorrectionConfig, KlLossConfig, ValueLossConfig
+
+if TYPE_CHECKING:
+    from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate, decoupled_surrogate
+    from vla_rl.algorithms.losses.diagnostics import Diagnostics, diagnose
+    from vla_rl.algorithms.losses.engine_mismatch import Correction, MismatchDiagnostics, engine_correction
+    from vla_rl.algorithms.losses.ratio_levels import Ratios, ratios
+    from vla_rl.algorithms.losses.registry import POLICY_LOSSES, policy_loss
+    from vla_rl.algorithms.losses.sequence_surrogates import sequence_log_ratio
+    from vla_rl.algorithms.losses.token_batch import PolicyLoss, TokenBatch
+    from vla_rl.algorithms.losses.value_losses import ValueDiagnostics, ValueLoss, clipped_value_loss, value_loss
+
+__all__ = [
+    "PARAMETERS",
+    "POLICY_LOSSES",
+    "Correction",
+    "CorrectionConfig",
+    "Diagnostics",
+    "KlLossConfig",
+    "MismatchDiagnostics",
+    "PolicyLoss",
+    "PolicyLossConfig",
+    "RatioLevel",
+    "Ratios",
+    "TokenBatch",
+    "ValueDiagnostics",
+    "ValueLoss",
+    "ValueLossConfig",
+    "clipped_surrogate",
+    "clipped_value_loss",
+    "decoupled_surrogate",
+    "diagnose",
+    "engine_correction",
+    "policy_loss",
+    "policy_loss_for",
+    "ratios",
+    "sequence_log_ratio",
+    "value_loss",
+]
+
+_HOME = {
+    "clipped_surrogates": ("clipped_surrogate", "decoupled_surrogate"),
+    "diagnostics": ("Diagnostics", "diagnose"),
+    "engine_mismatch": ("Correction", "MismatchDiagnostics", "engine_correction"),
+    "ratio_levels": ("Ratios", "ratios"),
+    "registry": ("POLICY_LOSSES", "policy_loss"),
+    "sequence_surrogates": ("sequence_log_ratio",),
+    "token_batch": ("PolicyLoss", "TokenBatch"),
+    "value_losses": ("ValueDiagnostics", "ValueLoss", "clipped_value_loss", "value_loss"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

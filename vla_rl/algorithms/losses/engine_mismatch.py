@@ -1,0 +1,152 @@
+"""What to do, and what to log, where the engine that acted and the trainer disagree about the same weights.
+
+    kappa_t = exp(proximal_log_prob - behavior_log_prob)      the trainer's view of the acting weights / the engine's
+
+Two programs never compute the same log-probs to the last bit, and a quantised or differently batched engine is off by more.
+A correction weighs or drops tokens by kappa, which is constant: gradients go through log_prob / proximal_log_prob. It is
+computed once over a whole update, because sequences may span rows and micro-batches.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.losses.ratio_levels import MAX_LOG_RATIO
+from vla_rl.algorithms.losses.term_configs import CorrectionConfig
+
+
+@dataclass(frozen=True)
+class MismatchDiagnostics:
+    """Sums over the unmasked tokens and the sequences of some rows, float64 []; `a + b` joins whole sequences exactly.
+
+    d = proximal_log_prob - behavior_log_prob; kappa = exp(d); K = the product of kappa over a sequence.
+    """
+
+    num_tokens: Tensor
+    num_sequences: Tensor
+    abs_sum: Tensor
+    abs_max: Tensor
+    d_sum: Tensor
+    kappa_sum: Tensor
+    kappa_square_sum: Tensor
+    sequence_square_sum: Tensor
+    num_dropped: Tensor
+
+    def __add__(self, other: "MismatchDiagnostics") -> "MismatchDiagnostics":
+        """The diagnostics of both."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__}
+        return MismatchDiagnostics(**(sums | {"abs_max": torch.maximum(self.abs_max, other.abs_max)}))
+
+    def metrics(self) -> dict[str, float]:
+        """`log_prob_gap_mean` and `_max` (|d|), `engine_kl_k1` and `_k3` (of KL(engine || trainer)), `engine_chi2_token` and
+        `_sequence` (E[kappa^2] - 1), `engine_ess` (effective share of the tokens, (sum kappa)^2 / (n sum kappa^2)) and
+        `engine_dropped_fraction`; empty where every token was masked."""
+        num = float(self.num_tokens)
+        if num == 0.0:
+            return {}
+        kappa, square = float(self.kappa_sum), float(self.kappa_square_sum)
+        return {
+            "log_prob_gap_mean": float(self.abs_sum) / num,
+            "log_prob_gap_max": float(self.abs_max),
+            "engine_kl_k1": -float(self.d_sum) / num,
+            "engine_kl_k3": (kappa - num - float(self.d_sum)) / num,
+            "engine_chi2_token": square / num - 1.0,
+            "engine_chi2_sequence": float(self.sequence_square_sum) / float(self.num_sequences) - 1.0,
+            "engine_ess": kappa**2 / (num * square),
+            "engine_dropped_fraction": float(self.num_dropped) / num,
+        }
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Attributes:
+    weight: float [B, T], constant; 0 where dropped or masked.
+    diagnostics: of all rows.
+    """
+
+    weight: Tensor
+    diagnostics: MismatchDiagnostics
+
+
+def engine_correction(
+    config: CorrectionConfig,
+    proximal_log_prob: Tensor,
+    behavior_log_prob: Tensor,
+    mask: Tensor,
+    sequence: Tensor | None = None,
+) -> Correction:
+    """Weights for the losses of a whole update, and its diagnostics, which a config that does nothing gives too.
+
+        truncate (TIS, Yao et al. 2025)    w_t = min(kappa_t, C), or min(prod kappa, C) for the sequence
+        mask (IcePop, arXiv:2510.18855)    w_t = 0 where kappa_t, or for the sequence prod kappa or exp(mean log kappa),
+                                           leaves [mask_low, mask_high]
+        veto                               w = 0 for a sequence in which some kappa_t < veto_below
+
+    Masks decide on kappa before truncation. Dropped tokens stay in the denominators of the aggregation.
+
+    Args:
+        config: what to do.
+        proximal_log_prob: float [B, T], computed by the trainer with the weights that acted, or its newest.
+        behavior_log_prob: float [B, T], as the engine reported them.
+        mask: bool [B, T].
+        sequence: int64 [B], to which sequence a row belongs; None: every row is one.
+    """
+    d = torch.where(mask, proximal_log_prob.detach(), 0.0) - torch.where(mask, behavior_log_prob.detach(), 0.0)
+    d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    kappa = d.exp()
+    rows = _SequencesOfRows(mask, sequence)
+    total = rows.sums(d)
+    geometric = (total / rows.sums(mask.to(d.dtype)).clamp(min=1)).exp()[:, None].expand_as(d)
+    product = total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[:, None].expand_as(d)
+
+    weight = {"none": torch.ones_like(d), "token": kappa, "sequence": product}[config.truncate]
+    if config.truncate != "none":
+        weight = weight.clamp(max=config.truncate_at)
+    kept = mask
+    if config.mask != "none":
+        low, high = config.bounds
+        judged = {"token": kappa, "sequence": product, "geometric": geometric}[config.mask]
+        kept = kept & (judged >= low) & (judged <= high)
+    if config.veto_below > 0.0:
+        bad = mask & (kappa < config.veto_below)
+        kept = kept & (rows.sums(bad.to(d.dtype)) == 0.0)[:, None]
+    dropped = mask & ~kept
+    return Correction(torch.where(kept, weight, 0.0), _diagnostics(d, mask, dropped, rows))
+
+
+class _SequencesOfRows:
+    """Sums over sequences that may span several rows."""
+
+    def __init__(self, mask: Tensor, sequence: Tensor | None) -> None:
+        rows = torch.arange(len(mask), device=mask.device) if sequence is None else sequence.to(mask.device)
+        if rows.shape != mask.shape[:1]:
+            raise ValueError(f"sequence is {list(rows.shape)}, expected {list(mask.shape[:1])}: one id a row of mask.")
+        ids, self.position = torch.unique(rows, return_inverse=True)
+        self.size = len(ids)
+
+    def by_sequence(self, values: Tensor) -> Tensor:
+        """float [B, T] -> [sequences]."""
+        return values.new_zeros(self.size).index_add_(0, self.position, values.sum(dim=1))
+
+    def sums(self, values: Tensor) -> Tensor:
+        """float [B, T] -> [B]: for each row the sum over its whole sequence."""
+        return self.by_sequence(values)[self.position]
+
+
+def _diagnostics(d: Tensor, mask: Tensor, dropped: Tensor, rows: _SequencesOfRows) -> MismatchDiagnostics:
+    d, weight = d.double(), mask.double()
+    kappa = d.exp()
+    has_tokens = rows.by_sequence(weight) > 0
+    squares = (2.0 * rows.by_sequence(d).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp()
+    return MismatchDiagnostics(
+        num_tokens=weight.sum(),
+        num_sequences=has_tokens.double().sum(),
+        abs_sum=d.abs().sum(),
+        abs_max=d.abs().max() if d.numel() else weight.sum(),
+        d_sum=d.sum(),
+        kappa_sum=(kappa * weight).sum(),
+        kappa_square_sum=(kappa.square() * weight).sum(),
+        sequence_square_sum=torch.where(has_tokens, squares, 0.0).sum(),
+        num_dropped=dropped.double().sum(),
+    )

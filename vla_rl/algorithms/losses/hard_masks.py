@@ -1,0 +1,73 @@
+"""Losses that keep the exact importance-weighted gradient inside a trust region and drop tokens outside of it."""
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.losses.diagnostics import Diagnostics, diagnose
+from vla_rl.algorithms.losses.ratio_levels import token_log_ratio
+from vla_rl.algorithms.losses.token_batch import TokenBatch
+
+
+def dppo(
+    batch: TokenBatch, *, probability_low: float, probability_high: float, penalty_coef: float
+) -> tuple[Tensor, Diagnostics]:
+    """A trust region on probabilities instead of ratios, with a weak pull back (DPPO, Qi et al. 2026,
+    arXiv:2602.04879, with the penalty that prime-rl adds).
+
+        dropped where A > 0 and p - q > probability_high, or A <= 0 and p - q < -probability_low
+        loss = -A * rho (kept) or 0 (dropped), + penalty_coef * (log rho)^2 for every token
+
+    p = exp(log_prob), q = exp(behavior_log_prob). A rare token may change its ratio a lot before its probability moves.
+    """
+    log_ratio = token_log_ratio(batch)
+    advantage, change = batch.masked_advantage, _probability_change(batch)
+    dropped = torch.where(advantage > 0.0, change > probability_high, change < -probability_low)
+    penalty = penalty_coef * log_ratio.square()
+    losses = torch.where(dropped, 0.0, -advantage * log_ratio.exp()) + penalty
+    return torch.where(batch.mask, losses, 0.0), diagnose(log_ratio, batch.mask, dropped=dropped)
+
+
+def ipo(batch: TokenBatch, *, probability_low: float, probability_high: float) -> tuple[Tensor, Diagnostics]:
+    """The same trust region on both sides whatever the advantage (IPO in prime-rl: |p - q| > threshold drops the token).
+
+    loss = -A * rho   where -probability_low <= p - q <= probability_high, else 0
+    """
+    change = _probability_change(batch)
+    return _masked_importance(batch, (change > probability_high) | (change < -probability_low))
+
+
+def icepop(batch: TokenBatch, *, weight_low: float, weight_high: float) -> tuple[Tensor, Diagnostics]:
+    """IcePop: the ratio as a weight, 0 outside of an interval (Ling team 2025, arXiv:2510.18855).
+
+    loss = -A * rho   where weight_low <= rho <= weight_high, else 0
+    """
+    ratio = token_log_ratio(batch).detach().exp()
+    return _masked_importance(batch, (ratio < weight_low) | (ratio > weight_high))
+
+
+def m2po(batch: TokenBatch, *, max_second_moment: float) -> tuple[Tensor, Diagnostics]:
+    """M2PO: drop the farthest tokens until the second moment of the log-ratio is small (Zheng et al. 2025,
+    arXiv:2510.01161).
+
+        loss = -A * rho for the largest set of nearest tokens with mean (log rho)^2 <= max_second_moment, else 0
+
+    The moment is that of the micro-batch which the loss is handed; give it micro-batches as large as memory allows.
+    """
+    squares = torch.where(batch.mask, token_log_ratio(batch).detach().square(), torch.inf).flatten()
+    ascending, order = squares.sort(stable=True)
+    moments = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=squares.device)
+    dropped = torch.zeros_like(batch.mask).flatten()
+    dropped[order] = ~(moments <= max_second_moment)
+    return _masked_importance(batch, dropped.reshape(batch.mask.shape))
+
+
+def _masked_importance(batch: TokenBatch, dropped: Tensor) -> tuple[Tensor, Diagnostics]:
+    log_ratio = token_log_ratio(batch)
+    kept = batch.mask & ~dropped
+    losses = torch.where(kept, -batch.masked_advantage * log_ratio.exp(), 0.0)
+    return losses, diagnose(log_ratio, batch.mask, dropped=dropped)
+
+
+def _probability_change(batch: TokenBatch) -> Tensor:
+    behavior = batch.constant("behavior_log_prob", "a trust region on probabilities")
+    return batch.masked_log_prob.detach().exp() - behavior.exp()

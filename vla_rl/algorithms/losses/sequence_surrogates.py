@@ -1,0 +1,99 @@
+"""Losses whose ratio is that of the whole sequence, length-normalised: one decision to clip for all its tokens."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate
+from vla_rl.algorithms.losses.config import PolicyLossConfig, RatioLevel
+from vla_rl.algorithms.losses.diagnostics import Diagnostics, diagnose
+from vla_rl.algorithms.losses.ratio_levels import MAX_SEQUENCE_LOG_RATIO, ratios, sequence_mean, token_log_ratio
+from vla_rl.algorithms.losses.token_batch import TokenBatch
+
+
+def gspo(batch: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Diagnostics]:
+    """GSPO, in its token form (Zheng et al. 2025, arXiv:2507.18071).
+
+        log s_t = sg(mean_t log rho_t) + log_prob_t - sg(log_prob_t),  clamped to at most 10
+        loss    = max(-A * s, -A * clamp(s, 1 - clip_low, 1 + clip_high))
+
+    The clip range is tiny (3e-4, 4e-4), because a mean over many tokens hardly moves. Belongs with the aggregation
+    `seq_mean_token_mean`, which makes the gradient that of the sequence form. A sequence that spans several rows needs
+    `sequence_log_ratio`.
+    """
+    return clipped_surrogate(batch, clip_low=clip_low, clip_high=clip_high, level="sequence")
+
+
+def gmpo(batch: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tensor, Diagnostics]:
+    """GMPO: the geometric mean of ratios that are clipped token by token (Zhao et al. 2025, arXiv:2507.20673).
+
+        c_t  = min(l_t, clip_high) where A >= 0, max(l_t, -clip_low) where A < 0;    l_t = log rho_t
+        loss = -A * exp(mean_t c_t)
+
+    The bounds are on the log-ratio: 0.4 keeps ratios in [e^-0.4, e^0.4]. In token form, as GSPO: belongs with
+    `seq_mean_token_mean`. For a sequence over several rows, `sequence_log_ratio` is the mean of c, not of l.
+    """
+    log_ratio = token_log_ratio(batch)
+    advantage = batch.masked_advantage
+    bounded = _gmpo_bounded(log_ratio, advantage, clip_low, clip_high)
+    clipped = (bounded != log_ratio).detach()
+    in_token_form = sequence_mean(batch, bounded) + bounded - bounded.detach()
+    in_token_form = in_token_form.clamp(max=MAX_SEQUENCE_LOG_RATIO)
+    losses = torch.where(batch.mask, -advantage * in_token_form.exp(), 0.0)
+    return losses, diagnose(log_ratio, batch.mask, level_log_ratio=in_token_form, clipped=clipped)
+
+
+def sequence_masked_surrogate(
+    batch: TokenBatch,
+    *,
+    clip_low: float,
+    clip_high: float,
+    max_sequence_kl: float,
+    dual_clip: float | None = None,
+    level: RatioLevel = "token",
+) -> tuple[Tensor, Diagnostics]:
+    """The clipped surrogate without the bad sequences that the policy has moved away from (DeepSeek-V3.2,
+    arXiv:2512.02556, "off-policy sequence masking").
+
+        loss = 0   where A < 0 and mean_t (behavior_log_prob - log_prob) > max_sequence_kl, else PPO
+
+    A sequence that spans several rows needs `sequence_log_ratio`.
+    """
+    losses, diagnostics = clipped_surrogate(
+        batch, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, level=level
+    )
+    is_far = -sequence_mean(batch, token_log_ratio(batch)) > max_sequence_kl
+    dropped = is_far & (batch.masked_advantage < 0.0)
+    num_dropped = (dropped & batch.mask).float().sum()
+    return torch.where(dropped, 0.0, losses), dataclasses.replace(diagnostics, num_dropped=num_dropped)
+
+
+def sequence_log_ratio(config: PolicyLossConfig, batch: TokenBatch, sequence: Tensor) -> Tensor:
+    """`TokenBatch.sequence_log_ratio` for sequences that span several rows, over a whole mini-batch at once.
+
+    Args:
+        config: the loss that it is for; GMPO's mean is over clipped log-ratios; with a correction, and for
+            decoupled_ppo, it is against `proximal_log_prob`.
+        batch: all rows of the mini-batch, with the current policy's log-probs; its own `sequence_log_ratio` is not read.
+        sequence: int64 [B], any number that says to which sequence a row belongs.
+
+    Returns: float [B, 1], constant.
+    """
+    if config.needs_proximal:
+        proximal = batch.constant("proximal_log_prob", f"the sequence ratio of {config.name!r}")
+        batch = dataclasses.replace(batch, behavior_log_prob=proximal)
+    by_token = ratios(batch).token_log_ratio.detach()
+    if config.name == "gmpo":
+        by_token = _gmpo_bounded(
+            by_token, batch.masked_advantage, config.parameters["clip_low"], config.parameters["clip_high"]
+        )
+    _, position = torch.unique(sequence, return_inverse=True)
+    size = int(position.max()) + 1 if len(position) else 0
+    sums = by_token.new_zeros(size).index_add_(0, position, by_token.sum(dim=1))
+    counts = by_token.new_zeros(size).index_add_(0, position, batch.mask.sum(dim=1).to(by_token.dtype))
+    return (sums / counts.clamp(min=1))[position, None]
+
+
+def _gmpo_bounded(log_ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    return torch.where(advantage >= 0.0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))

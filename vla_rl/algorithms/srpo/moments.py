@@ -1,0 +1,81 @@
+"""What there is to look at in one trajectory, moment by moment, and which moments are looked at.
+
+A trajectory is embedded from what it carries itself; nothing is looked up by task or by name, so members of one group
+cannot share an embedding by accident.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_rl.types import Trajectory
+
+
+def observed(trajectory: Trajectory, key: str) -> list[NDArray[Any]]:
+    """`key` of every observation, in order: before each decision, and the final one.
+
+    Raises: ValueError naming the `episode_id` of an observation without the key.
+    """
+    observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+    for observation in observations:
+        if key not in observation:
+            raise cannot_embed(
+                trajectory, f"its observation has no {key!r}, only {sorted(observation)}; choose another encoder or key"
+            )
+    return [np.asarray(observation[key]) for observation in observations]
+
+
+def frames_of(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8]]:
+    """The video: the frames that its steps kept where there are any, else the images of its observations.
+
+    A kept video begins with the first observation's image, which no step has run before, and ends with the final one's.
+
+    Returns: uint8 [H, W, 3] each, at least one, all of one size. Raises: ValueError naming the `episode_id` otherwise.
+    """
+    images = observed(trajectory, image_key)
+    kept = [frame for step in trajectory.steps if step.frames is not None for frame in step.frames]
+    frames = [images[0], *kept, images[-1]] if kept else images
+    for frame in frames:
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or frame.size == 0:
+            raise cannot_embed(
+                trajectory, f"{image_key!r} is {frame.dtype} {list(frame.shape)}, expected uint8 [H, W, 3]"
+            )
+        if frame.shape != frames[0].shape:
+            raise cannot_embed(
+                trajectory,
+                f"its frames are {list(frames[0].shape)} and {list(frame.shape)}, expected one size in an episode",
+            )
+    return frames
+
+
+def evenly_spaced(num: int, num_wanted: int) -> NDArray[np.int64]:
+    """int64 [num_wanted]: round(j * (num - 1) / (num_wanted - 1)); fewer than wanted are repeated in place.
+
+    One that is wanted is the last.
+    """
+    if num_wanted == 1:
+        return np.array([num - 1])
+    return np.linspace(0, num - 1, num_wanted).round().astype(np.int64)
+
+
+def stacked(trajectories: Sequence[Trajectory], embeddings: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """float32 [N, T, D] from one [T, D] each; [0, 0, 0] for none.
+
+    Raises: ValueError naming the `episode_id` whose embedding has another size than the first one's, or is not finite.
+    """
+    for trajectory, embedding in zip(trajectories, embeddings, strict=True):
+        if embedding.shape != embeddings[0].shape:
+            raise ValueError(
+                f"embedding of episode {trajectory.episode.episode_id} is {list(embedding.shape)}, but that of episode "
+                f"{trajectories[0].episode.episode_id} is {list(embeddings[0].shape)}; expected observations of one size."
+            )
+        if not np.isfinite(embedding).all():
+            raise cannot_embed(trajectory, "its embedding is not finite")
+    return np.stack(embeddings) if embeddings else np.empty((0, 0, 0), dtype=np.float32)
+
+
+def cannot_embed(trajectory: Trajectory, why: str) -> ValueError:
+    """The one error for a trajectory that cannot be embedded, with its episode."""
+    return ValueError(f"episode {trajectory.episode.episode_id} cannot be embedded: {why}.")

@@ -1,0 +1,114 @@
+"""SRPO's self-referential reward: a failure earns by how close it came to the successes of its own task.
+
+    embeddings of a batch ─► per task: successes, else those carried over ─► rule ─► rewards of the failures
+
+Called by the reward node with all trajectories of an update (all ranks), so that a group without a success is measured
+against successes of other groups of the same task. Always: successes get 1, failures less than 1, and the result does
+not depend on the order of the rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vla_rl.algorithms.srpo.aligned import aligned_rewards
+from vla_rl.algorithms.srpo.config import SrpoConfig
+from vla_rl.algorithms.srpo.paper import paper_rewards
+from vla_rl.algorithms.srpo.released import released_rewards
+
+NOTHING_CARRIED: Final = MappingProxyType[str, NDArray[np.float32]]({})
+BELOW_ONE: Final = float(np.nextafter(np.float32(1.0), np.float32(0.0)))
+
+
+def srpo_rewards(
+    embeddings: NDArray[np.float32],
+    is_success: NDArray[np.bool_],
+    tasks: Sequence[str],
+    config: SrpoConfig,
+    episode_ids: Sequence[int] = (),
+    carried: Mapping[str, NDArray[np.float32]] = NOTHING_CARRIED,
+) -> NDArray[np.float32]:
+    """Rewards of one batch of trajectories (Fei et al. 2025, arXiv:2511.15605).
+
+        r_i = 1                                    where i succeeded
+        r_i = rule(failures, references)           of i's task otherwise: `aligned`, `paper` or `released`
+        r_i = 0                                    where the task has no reference
+
+    References of a task are its successes in the batch; without any, those `carried` over. `paper` and `released` compare
+    whole trajectories, by the mean over their T vectors, as V-JEPA 2's tokens are averaged in both. Under `released` an
+    embedding of zeros scores 0, be it a success, and is no reference, as in that code.
+
+    Args:
+        embeddings: float32 [N, T, D], T moments a trajectory in the order of time, by its own identity; [N, D] is T = 1.
+        is_success: bool [N].
+        tasks: N names; only trajectories of the same task are compared.
+        config: the rule and its numbers.
+        episode_ids: N ids to name a bad trajectory by; without them its row is named.
+        carried: successes of earlier updates by task, float32 [R, T, D] each, R >= 1.
+
+    Returns: float32 [N] in [0, 1], below 1 for every failure.
+    Raises: ValueError for sizes that differ or an embedding that is not finite.
+    """
+    points = _checked(embeddings, is_success, tasks, episode_ids)
+    success = np.asarray(is_success, dtype=bool)
+    usable = points.any(axis=(1, 2)) if config.rule == "released" else np.ones(len(points), dtype=bool)
+    rewards = np.where(success & usable, 1.0, 0.0)
+    task_names = np.asarray(tasks, dtype=object)
+    for task in dict.fromkeys(tasks):
+        members = (task_names == task) & usable
+        references, failures = points[members & success], members & ~success
+        if not len(references) and task in carried:
+            references = _checked_carried(carried[task], points, task)
+        if len(references) and failures.any():
+            earned = _failure_rewards(references, points[failures], config)
+            rewards[failures] = np.minimum(earned, BELOW_ONE)
+    return rewards.astype(np.float32)
+
+
+def _failure_rewards(
+    references: NDArray[np.float64], failures: NDArray[np.float64], config: SrpoConfig
+) -> NDArray[np.float64]:
+    if config.rule == "aligned":
+        return aligned_rewards(references, failures, config)
+    references, failures = references.mean(axis=1), failures.mean(axis=1)
+    if config.rule == "released":
+        return released_rewards(references, failures)
+    return paper_rewards(references, failures, config)
+
+
+def _checked(
+    embeddings: NDArray[np.float32], is_success: NDArray[np.bool_], tasks: Sequence[str], episode_ids: Sequence[int]
+) -> NDArray[np.float64]:
+    """float64 [N, T, D]."""
+    if embeddings.ndim not in (2, 3):
+        raise ValueError(
+            f"embeddings are {list(embeddings.shape)}, expected [N, T, D]: T vectors a trajectory, or [N, D] for one."
+        )
+    num = len(embeddings)
+    if len(is_success) != num or len(tasks) != num or len(episode_ids) not in (0, num):
+        raise ValueError(
+            f"{num} embeddings, {len(is_success)} is_success, {len(tasks)} tasks, {len(episode_ids)} episode_ids; "
+            "expected one of each per trajectory (episode_ids may be left out)."
+        )
+    points = embeddings.astype(np.float64).reshape(num, -1, embeddings.shape[-1]) if num else np.empty((0, 1, 1))
+    bad = np.flatnonzero(~np.isfinite(points).all(axis=(1, 2)))
+    if len(bad):
+        row = int(bad[0])
+        name = f"episode {episode_ids[row]}" if len(episode_ids) else f"row {row}"
+        raise ValueError(
+            f"embedding of {name} (task {tasks[row]!r}) is not finite; expected finite numbers; check its encoder."
+        )
+    return points
+
+
+def _checked_carried(carried: NDArray[np.float32], points: NDArray[np.float64], task: str) -> NDArray[np.float64]:
+    references = carried.astype(np.float64).reshape(len(carried), -1, carried.shape[-1])
+    if references.shape[1:] != points.shape[1:]:
+        raise ValueError(
+            f"successes carried over for task {task!r} are {list(references.shape[1:])}, this update's embeddings "
+            f"{list(points.shape[1:])}; another encoder wrote them: start with an empty bank."
+        )
+    return references
