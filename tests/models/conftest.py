@@ -1,12 +1,16 @@
 """Small policies and observations for the tests of the models."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, tiny
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 
 @pytest.fixture(scope="session")

@@ -75,6 +75,6 @@ def test_actions_of_another_dimension_are_refused() -> None:
         ActionTokenizer(32000, 256, unit_bounds(7)).encode(np.zeros((8, 3)))
 
 
-def test_bounds_that_do_not_rise_are_refused() -> None:
+def test_bounds_that_fall_are_refused() -> None:
     with pytest.raises(ConfigError, match="high is"):
-        ActionBounds(low=(0.0, 1.0), high=(1.0, 1.0), is_scaled=(True, True))
+        ActionBounds(low=(0.0, 1.0), high=(1.0, 0.9), is_scaled=(True, True))

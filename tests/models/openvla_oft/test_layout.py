@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.openvla_oft import LIBERO_BOUNDS, OpenVlaOft, OpenVlaOftConfig
-from vla_rl.models.openvla_oft.layout import TENSOR_FILE
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.prismatic.weights import SINGLE_FILE as TENSOR_FILE
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,8 @@ def test_tensors_written_by_others_in_the_public_layout_load(saved: Path, tmp_pa
     public = json.loads((saved / "config.json").read_text())
     public |= {"auto_map": {"AutoConfig": "x.py"}, "hf_llm_id": "meta-llama/Llama-2-7b-hf", "torch_dtype": "float32"}
     (tmp_path / "config.json").write_text(json.dumps(public))
-    (tmp_path / "tokenizer.json").write_bytes((saved / "tokenizer.json").read_bytes())
+    for name in ("tokenizer.json", "vla_rl.json"):
+        (tmp_path / name).write_bytes((saved / name).read_bytes())
     save_file(
         {name: tensor.contiguous() for name, tensor in policy.checkpoint_tensors().items()}, tmp_path / TENSOR_FILE
     )

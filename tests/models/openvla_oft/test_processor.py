@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,8 +13,8 @@ from tokenizers import Tokenizer
 
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, ProprioConfig
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.openvla_oft.processor import OpenVlaOftProcessor, prompt_of
-from vla_rl.models.vision import DINO_MEAN, DINO_STD
+from vla_rl.models.prismatic.processor import PrismaticProcessor, prompt_of
+from vla_rl.models.prismatic.vision import DINO_MEAN, DINO_STD
 
 MakeObservation = Callable[..., dict[str, Any]]
 
@@ -85,10 +84,10 @@ def test_prompts_are_padded_on_the_right(policy: OpenVlaOft, make_observation: M
 
 def test_proprioception_is_scaled_by_its_bounds_and_clipped(config: OpenVlaOftConfig, tokenizer: Tokenizer) -> None:
     proprio = ProprioConfig(key="arm", low=(0.0, -10.0, 0.0), high=(4.0, 10.0, 1.0))
-    processor = OpenVlaOftProcessor(msgspec.structs.replace(config, proprio=proprio), tokenizer)
+    processor = PrismaticProcessor(config, tokenizer, proprio)
     frame = np.zeros((28, 28, 3), np.uint8)
     observation = {"image": frame, "wrist_image": frame, "instruction": "go", "arm": np.array([1.0, 0.0, 7.0])}
-    scaled = processor.prepare([observation]).proprio
+    scaled = processor.prepare([observation], torch.device("cpu")).proprio
     assert scaled is not None
     np.testing.assert_allclose(scaled.numpy(), [[-0.5, 0.0, 1.0]], atol=1e-6)
 

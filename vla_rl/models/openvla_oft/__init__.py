@@ -1,28 +1,25 @@
-"""OpenVLA-OFT with discrete action tokens: fused vision towers, a bidirectional Llama, a whole chunk in one forward pass.
+"""OpenVLA-OFT: fused vision towers, a bidirectional Llama, a whole chunk in one forward pass, as tokens or as numbers.
 
-Configs import in an instant; `OpenVlaOft` itself brings torch, timm and transformers, when it is first asked for.
+Configs import in an instant; the policies bring torch, timm and transformers, when they are first asked for.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.models.openvla_oft.action_tokens import LIBERO_BOUNDS, ActionBounds, ActionTokenizer, unit_bounds
-from vla_rl.models.openvla_oft.config import (
-    LIBERO_PROPRIO,
-    LlmConfig,
-    OpenVlaOftConfig,
-    ProprioConfig,
-    VisionTowerConfig,
-    tiny,
-)
+from vla_rl.models.openvla_oft.config import DIALECTS, OpenVlaOftConfig, tiny
+from vla_rl.models.prismatic.action_tokens import LIBERO_BOUNDS, ActionBounds, ActionTokenizer, unit_bounds
+from vla_rl.models.prismatic.config import LIBERO_PROPRIO, LlmConfig, ProprioConfig, VisionTowerConfig
 
 if TYPE_CHECKING:
+    from vla_rl.models.openvla_oft.continuous import ContinuousOpenVlaOft
     from vla_rl.models.openvla_oft.policy import OpenVlaOft
 
 __all__ = [
+    "DIALECTS",
     "LIBERO_BOUNDS",
     "LIBERO_PROPRIO",
     "ActionBounds",
     "ActionTokenizer",
+    "ContinuousOpenVlaOft",
     "LlmConfig",
     "OpenVlaOft",
     "OpenVlaOftConfig",
@@ -38,4 +35,8 @@ def __getattr__(name: str) -> Any:
         from vla_rl.models.openvla_oft.policy import OpenVlaOft
 
         return OpenVlaOft
+    if name == "ContinuousOpenVlaOft":
+        from vla_rl.models.openvla_oft.continuous import ContinuousOpenVlaOft
+
+        return ContinuousOpenVlaOft
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from vla_rl.models.openvla_oft.processor import prompt_of
+from vla_rl.models.prismatic.processor import prompt_of
 
 
 def make_tokenizer(instructions: Sequence[str], size: int) -> Tokenizer:

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
@@ -12,79 +13,125 @@ from torch import Tensor
 from vla_rl.algorithms import entropy
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
-from vla_rl.errors import ConfigError
-from vla_rl.models.openvla_oft import layout
-from vla_rl.models.openvla_oft.action_tokens import ActionTokenizer
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
+from vla_rl.models.openvla_oft import checkpoint
+from vla_rl.models.openvla_oft.config import Dialect, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.openvla_oft.processor import OpenVlaOftBatch, OpenVlaOftProcessor
+from vla_rl.models.prismatic.action_tokens import ActionTokenizer
+from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.folder import PublicFolder, open_folder
+from vla_rl.models.prismatic.lora import merged_tensors, with_weights
+from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
+from vla_rl.models.prismatic.saving import read_tokenizer
+from vla_rl.models.prismatic.statistics import Normalization
 from vla_rl.types import Observation, Sampling
 
 
-class OpenVlaOft(PolicyModel[OpenVlaOftBatch]):
+class OpenVlaOft(PolicyModel[PrismaticBatch]):
     """A `PolicyModel`: T = chunk_size * action_dim tokens a decision, sampled independently of each other.
 
     Tokens are ids of the whole vocabulary, as the public checkpoints count them. Build one with `create` (random weights)
-    or `load` (a folder in the public layout).
+    or `load` (a public checkpoint). Continuous heads are `ContinuousOpenVlaOft`.
     """
 
-    def __init__(self, config: OpenVlaOftConfig, network: OpenVlaOftNetwork, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        config: OpenVlaOftConfig,
+        network: OpenVlaOftNetwork,
+        tokenizer: Tokenizer,
+        origin: PublicFolder | None = None,
+    ) -> None:
+        config.require(config.head == "tokens", "head", "tokens here; ContinuousOpenVlaOft is for the others")
         self.config = config
-        self._network, self._tokenizer = network.eval(), tokenizer
-        self._processor = OpenVlaOftProcessor(config, tokenizer)
+        self._network, self._tokenizer, self._origin = network.eval(), tokenizer, origin
+        self._processor = PrismaticProcessor(config, tokenizer, config.proprio)
         self._action_tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
 
     @classmethod
     def create(cls, config: OpenVlaOftConfig, seed: int) -> "OpenVlaOft":
         """Random weights from `seed`; the global random state stays as it was."""
-        try:
-            tokenizer = Tokenizer.from_file(config.tokenizer_file)
-        except Exception as error:  # the tokenizers library raises nothing narrower
-            raise ConfigError(
-                f"OpenVlaOftConfig.tokenizer_file is {config.tokenizer_file!r}, expected a tokenizer.json: {error}"
-            ) from error
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            network = OpenVlaOftNetwork(config)
-        return cls(config, network, tokenizer)
+        tokenizer = read_tokenizer(config.tokenizer_file)
+        return cls(config, checkpoint.random_network(config, seed), tokenizer)
 
     @classmethod
-    def load(cls, folder: Path) -> "OpenVlaOft":
-        """Read a checkpoint in the public layout. Raises: CheckpointError saying what is missing, unknown or damaged."""
-        config = layout.read_config(folder)
-        model = cls.create(config, seed=0)
-        model.load_checkpoint_tensors(layout.read_tensors(folder))
-        return model
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        norm_key: str | None = None,
+        normalization: Normalization = "bounds_q99",
+        dialect: Dialect = "openvla_oft",
+        cameras: tuple[str, ...] | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "OpenVlaOft":
+        """Read a checkpoint in the public layout, shard by shard, without holding it twice.
+
+        Args:
+            folder: a folder, or a hub id such as `Haozhan72/Openvla-oft-SFT-libero-goal-traj1`.
+            norm_key: which of its action statistics; may be left out where there is one set, or one was chosen before.
+            normalization: which of the statistics' numbers bound the action.
+            dialect: whose conventions it was trained with; a checkpoint saved here knows its own.
+            cameras: observation keys of its images; None for the checkpoint's own, else the fixed camera alone.
+            dtype: of the parameters; None takes the files'.
+            device: where the parameters go.
+
+        Raises: CheckpointError saying what is missing, unknown or damaged, or how much memory is lacking.
+        """
+        origin = open_folder(folder)
+        config = checkpoint.config_of(origin, norm_key, normalization, dialect, cameras, head="tokens")
+        network = checkpoint.load_network(config, origin, dtype, device)
+        return cls(config, network, read_tokenizer(config.tokenizer_file), origin)
 
     def save(self, folder: Path) -> None:
         """Write the same layout to a new folder, all of it or nothing. Raises: CheckpointError."""
-        layout.write_folder(folder, self.checkpoint_tensors(), self.checkpoint_files())
+        checkpoint.save(folder, self.checkpoint_tensors(), self.checkpoint_files(), self._origin)
 
     def copy(self) -> "OpenVlaOft":
         """The same policy with weights of its own."""
-        return OpenVlaOft(self.config, copy.deepcopy(self._network), self._tokenizer)
+        return OpenVlaOft(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
+
+    def adapted(self, lora: LoraConfig, seed: int) -> "OpenVlaOft":
+        """The same policy, whose adapters are trained in place of its weights; it acts as before at first."""
+        config = msgspec.structs.replace(self.config, lora=lora)
+        network = with_weights(lambda: OpenVlaOftNetwork(config), self._network.state_dict(), seed)
+        return OpenVlaOft(config, network, self._tokenizer, self._origin)
+
+    def merged(self) -> "OpenVlaOft":
+        """The same policy with its adapters merged into the weights, to be saved for whoever knows no adapters."""
+        config = msgspec.structs.replace(self.config, lora=None)
+        network = with_weights(lambda: OpenVlaOftNetwork(config), merged_tensors(self._network), seed=0)
+        return OpenVlaOft(config, network, self._tokenizer, self._origin)
 
     @property
     def network(self) -> OpenVlaOftNetwork:
         """The parameters."""
         return self._network
 
-    def prepare(self, observations: Sequence[Observation]) -> OpenVlaOftBatch:
-        """One row for each observation, on the CPU."""
-        return self._processor.prepare(observations)
+    def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
+        """One row for each observation, on the network's device."""
+        return self._processor.prepare(observations, self._device)
 
-    def sample(self, batch: OpenVlaOftBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+    def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Token ids int64 [B, T] and their log-probs float32 [B, T]."""
-        chosen, log_probs = choose_tokens(self._network(batch.to(self._device)), samplings)
+        chosen, log_probs = choose_tokens(self._network(batch), samplings)
         return chosen + self._action_tokenizer.first_id, log_probs
 
-    def log_probs(self, batch: OpenVlaOftBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of given token ids, float32 [B, T] each, over the action tokens only."""
-        logits = self._network(batch.to(self._device))
+        logits = self._network(batch)
         index = tokens.to(self._device) - self._action_tokenizer.first_id
         log_probs = tempered_log_probs(logits, temperatures.to(self._device))
         # log_probs are logits too: their softmax is the same distribution
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the language model."""
+        return self.config.llm.hidden_size
+
+    def features(self, batch: PrismaticBatch) -> Tensor:
+        """The trunk's output, averaged over the places where action tokens are read, [B, feature_size]."""
+        return self._network.read(batch).mean(dim=1)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """float32 [B, H, D] to int64 [B, T], step by step and dimension by dimension."""
@@ -100,19 +147,15 @@ class OpenVlaOft(PolicyModel[OpenVlaOftBatch]):
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Parameters under their public names; views, not copies."""
-        return {layout.public_name(name): tensor for name, tensor in self._network.state_dict().items()}
+        return checkpoint.public_tensors(self._network)
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
-        """`config.json` and `tokenizer.json`."""
-        return {
-            layout.CONFIG_FILE: layout.encode_config(self.config),
-            layout.TOKENIZER_FILE: self._tokenizer.to_str(pretty=True).encode(),
-        }
+        """`config.json`, `tokenizer.json`, `vla_rl.json`, and what else a loaded folder held."""
+        return checkpoint.files_of(self.config, self._tokenizer, self._origin)
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with public names into the network; every name and shape has to fit."""
-        layout.check_names(self.checkpoint_tensors(), tensors)
-        self._network.load_state_dict({layout.timm_name(name): tensor for name, tensor in tensors.items()})
+        checkpoint.copy_tensors(self._network, tensors)
 
     @property
     def _device(self) -> torch.device:

@@ -7,8 +7,8 @@ Parameter names are those of the public checkpoints (`featurizer`, `fused_featur
 timm's own names inside the towers. Called by every OpenVLA family.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before timm
 
@@ -31,39 +31,11 @@ def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> 
     return tower
 
 
-class FusedVisionBackbone(nn.Module):
-    """Two ViTs look at the same image; their patch features are concatenated channel by channel.
-
-    A feature is the output of the second-to-last block, without the final norm; prefix tokens (class, registers) are
-    dropped. The last block, the norm and SigLIP's pooling never run: they are kept because checkpoints hold them.
-    """
-
-    def __init__(self, featurizer: nn.Module, fused_featurizer: nn.Module) -> None:
-        super().__init__()
-        self.featurizer, self.fused_featurizer = featurizer, fused_featurizer
-        constants = torch.tensor([DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD], dtype=torch.float32)
-        self.register_buffer("_constants", constants.view(4, 1, 3, 1, 1), persistent=False)
-
-    @property
-    def width(self) -> int:
-        """Channels of a fused patch."""
-        return int(self.featurizer.embed_dim) + int(self.fused_featurizer.embed_dim)  # type: ignore[arg-type]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Args: images, uint8 [B, N, 3, S, S]. Returns: [B, N * patches, width], image after image."""
-        batch, num_images = images.shape[:2]
-        pixels = images.flatten(0, 1).float() / 255.0
-        dino_mean, dino_std, siglip_mean, siglip_std = self._constants.float().unbind(0)  # type: ignore[operator]
-        towers = (
-            (self.featurizer, (pixels - dino_mean) / dino_std),
-            (self.fused_featurizer, (pixels - siglip_mean) / siglip_std),
-        )
-        patches = torch.cat([_second_to_last_block(tower, normalised) for tower, normalised in towers], dim=-1)
-        return patches.view(batch, num_images * patches.shape[1], patches.shape[2])
+Look: TypeAlias = Callable[[nn.Module, Tensor, str], Tensor]
+"""(tower, its normalised pixels [B, 3, S, S], its name) -> patch features [B, P, W]."""
 
 
-def _second_to_last_block(tower: nn.Module, pixels: Tensor) -> Tensor:
-    pixels = pixels.to(next(tower.parameters()).dtype)
+def _second_to_last_block(tower: nn.Module, pixels: Tensor, name: str) -> Tensor:
     layers = tower.forward_intermediates(  # type: ignore[operator]
         pixels,
         indices=[len(tower.blocks) - 2],  # type: ignore[arg-type]
@@ -74,6 +46,43 @@ def _second_to_last_block(tower: nn.Module, pixels: Tensor) -> Tensor:
     )
     features: Tensor = layers[0]
     return features
+
+
+class FusedVisionBackbone(nn.Module):
+    """Two ViTs look at the same image; their patch features are concatenated channel by channel.
+
+    A feature is the output of the second-to-last block, without the final norm; prefix tokens (class, registers) are
+    dropped. The last block, the norm and SigLIP's pooling never run: they are kept because checkpoints hold them.
+    """
+
+    def __init__(self, featurizer: nn.Module, fused_featurizer: nn.Module) -> None:
+        super().__init__()
+        self.featurizer, self.fused_featurizer = featurizer, fused_featurizer
+        self.materialise(torch.device("cpu"))
+
+    def materialise(self, device: torch.device) -> None:
+        """Put the normalisation constants on `device`: a network built on the meta device has none."""
+        rows = (DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD)
+        constants = torch.tensor(rows, dtype=torch.float32, device=device)
+        self.register_buffer("_constants", constants.view(4, 1, 3, 1, 1), persistent=False)
+
+    @property
+    def width(self) -> int:
+        """Channels of a fused patch."""
+        return int(self.featurizer.embed_dim) + int(self.fused_featurizer.embed_dim)  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor, look: Look = _second_to_last_block) -> Tensor:
+        """Args: images, uint8 [B, N, 3, S, S], and what a tower makes of pixels. Returns: [B, N * patches, width]."""
+        batch, num_images = images.shape[:2]
+        pixels = images.flatten(0, 1).float() / 255.0
+        dino_mean, dino_std, siglip_mean, siglip_std = self._constants.float().unbind(0)  # type: ignore[operator]
+        dtype = next(self.featurizer.parameters()).dtype
+        towers = (
+            ("featurizer", (pixels - dino_mean) / dino_std),
+            ("fused_featurizer", (pixels - siglip_mean) / siglip_std),
+        )
+        patches = torch.cat([look(getattr(self, name), seen.to(dtype), name) for name, seen in towers], dim=-1)
+        return patches.view(batch, num_images * patches.shape[1], patches.shape[2])
 
 
 class Projector(nn.Module):

@@ -31,14 +31,18 @@ class ActionBounds(Config, frozen=True, kw_only=True):
     gripper: Literal["signed", "openvla"] = "signed"
     """Last dimension: `signed` as the environment has it; `openvla` for 0 = close, 1 = open turned to +1 and -1."""
 
+    epsilon: float = 0.0
+    """Added to the range before it scales: 1e-8 in OpenVLA-OFT's code, nothing in OpenVLA's."""
+
     def __post_init__(self) -> None:
         self.require(len(self.low) > 0, "low", "one number for each action dimension")
         self.require(len(self.high) == len(self.low), "high", f"{len(self.low)} numbers, as many as low has")
         self.require(len(self.is_scaled) == len(self.low), "is_scaled", f"{len(self.low)} booleans, as many as low has")
         rising = all(
-            low < high for low, high, scaled in zip(self.low, self.high, self.is_scaled, strict=True) if scaled
+            low <= high for low, high, scaled in zip(self.low, self.high, self.is_scaled, strict=True) if scaled
         )
-        self.require(rising, "high", f"above low = {self.low} in every scaled dimension")
+        self.require(rising, "high", f"not below low = {self.low} in any scaled dimension")
+        self.require(self.epsilon >= 0.0, "epsilon", "at least 0")
 
     @property
     def action_dim(self) -> int:
@@ -118,23 +122,21 @@ LIBERO_BOUNDS: Final[dict[str, ActionBounds]] = {
 """Statistics of the four LIBERO fine-tuning sets, as the public OpenVLA checkpoints carry them (q01 and q99)."""
 
 
-class ActionTokenizer:
-    """Between action chunks in the environment's units, float32 [..., D], and token ids, int64 [..., D]."""
+class ActionScaler:
+    """Between the environment's units and the model's [-1, 1], in float64, dimension by dimension."""
 
-    def __init__(self, vocab_size: int, num_bins: int, bounds: ActionBounds) -> None:
-        self._vocab_size, self._num_bins, self._bounds = vocab_size, num_bins, bounds
-        self._edges = np.linspace(-1.0, 1.0, num_bins)
-        self._centres = (self._edges[:-1] + self._edges[1:]) / 2.0
+    def __init__(self, bounds: ActionBounds) -> None:
+        self._bounds = bounds
         self._low, self._high = np.array(bounds.low), np.array(bounds.high)
+        self._range = self._high - self._low + bounds.epsilon
         self._is_scaled = np.array(bounds.is_scaled)
+        self._is_constant = self._is_scaled & (self._high <= self._low)
 
-    @property
-    def first_id(self) -> int:
-        """The smallest action token id, which stands for the largest action."""
-        return self._vocab_size - self._num_bins
+    def to_unit(self, actions: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
+        """float64 [..., D] in [-1, 1]; what lies outside the bounds is clipped, a dimension without range becomes 0.
 
-    def encode(self, actions: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
-        """The token of every number; what lies outside the bounds is clipped to them."""
+        Raises: ValueError for another number of dimensions.
+        """
         values = np.asarray(actions, dtype=np.float64)
         if values.shape[-1] != self._bounds.action_dim:
             raise ValueError(
@@ -144,14 +146,37 @@ class ActionTokenizer:
         if self._bounds.gripper == "openvla":
             values = values.copy()
             values[..., -1] = (1.0 - values[..., -1]) / 2.0  # +1 = close, -1 = open becomes 0 = close, 1 = open
-        scaled = 2.0 * (values - self._low) / (self._high - self._low) - 1.0
-        unit = np.clip(np.where(self._is_scaled, scaled, values), -1.0, 1.0)
-        return (self._vocab_size - np.digitize(unit, self._edges)).astype(np.int64)
+        safe_range = np.where(self._is_constant, 1.0, self._range)
+        scaled = np.where(self._is_constant, 0.0, 2.0 * (values - self._low) / safe_range - 1.0)
+        return np.clip(np.where(self._is_scaled, scaled, values), -1.0, 1.0)
 
-    def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """The number of every token, in float64 until the last step; ids outside the action range take the nearest bin."""
-        unit = self._centres[np.clip(self._vocab_size - tokens - 1, 0, self._num_bins - 2)]
-        values = np.where(self._is_scaled, 0.5 * (unit + 1.0) * (self._high - self._low) + self._low, unit)
+    def from_unit(self, unit: np.ndarray) -> np.ndarray:
+        """The environment's float32 [..., D]; computed in float64, rounded last. A gripper of exactly 1/2 closes."""
+        unit = np.asarray(unit, dtype=np.float64)
+        values = np.where(self._is_scaled, 0.5 * (unit + 1.0) * self._range + self._low, unit)
         if self._bounds.gripper == "openvla":
             values[..., -1] = np.where(values[..., -1] > 0.5, -1.0, 1.0)  # 1 = open becomes -1, 0 = close becomes +1
         return values.astype(np.float32)
+
+
+class ActionTokenizer:
+    """Between action chunks in the environment's units, float32 [..., D], and token ids, int64 [..., D]."""
+
+    def __init__(self, vocab_size: int, num_bins: int, bounds: ActionBounds) -> None:
+        self._vocab_size, self._num_bins = vocab_size, num_bins
+        self._scaler = ActionScaler(bounds)
+        self._edges = np.linspace(-1.0, 1.0, num_bins)
+        self._centres = (self._edges[:-1] + self._edges[1:]) / 2.0
+
+    @property
+    def first_id(self) -> int:
+        """The smallest action token id, which stands for the largest action."""
+        return self._vocab_size - self._num_bins
+
+    def encode(self, actions: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
+        """The token of every number; what lies outside the bounds is clipped to them."""
+        return (self._vocab_size - np.digitize(self._scaler.to_unit(actions), self._edges)).astype(np.int64)
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """The number of every token; ids outside the action range take the nearest bin."""
+        return self._scaler.from_unit(self._centres[np.clip(self._vocab_size - tokens - 1, 0, self._num_bins - 2)])

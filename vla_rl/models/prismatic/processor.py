@@ -1,7 +1,7 @@
-"""From observations to what the network takes, on the CPU: uint8 frames stay uint8, text becomes ids, proprio is scaled.
+"""From observations to what a network takes: frames as the towers want them, text as ids, proprio scaled.
 
-Runs off the event loop and off the device lane. Pixels become numbers only on the device (`FusedVisionBackbone`), so
-that what is kept, queued and copied is four times smaller.
+Runs off the event loop and off the device lane. Frames are processed where the network is (on a GPU if there is one) and
+stay uint8 (`FusedVisionBackbone` makes them numbers), so that what is kept, queued and copied is four times smaller.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
+from vla_rl.models.images.pipeline import image_pipeline
+from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
 from vla_rl.types import Observation
 
 PROMPT_CACHE_SIZE = 1024
@@ -21,7 +22,7 @@ PROMPT_CACHE_SIZE = 1024
 
 
 @dataclass(frozen=True)
-class OpenVlaOftBatch:
+class PrismaticBatch:
     """Observations of B decisions, ready for the network.
 
     Attributes:
@@ -36,9 +37,9 @@ class OpenVlaOftBatch:
     prompt_lengths: Tensor
     proprio: Tensor | None
 
-    def to(self, device: torch.device) -> "OpenVlaOftBatch":
+    def to(self, device: torch.device) -> "PrismaticBatch":
         """The same batch on `device`."""
-        return OpenVlaOftBatch(
+        return PrismaticBatch(
             images=self.images.to(device),
             prompts=self.prompts.to(device),
             prompt_lengths=self.prompt_lengths.to(device),
@@ -51,11 +52,12 @@ def prompt_of(instruction: str) -> str:
     return f"In: What action should the robot take to {instruction.lower()}?\nOut: "
 
 
-class OpenVlaOftProcessor:
+class PrismaticProcessor:
     """Turns observations into batches. Immutable, so any thread may use it."""
 
-    def __init__(self, config: OpenVlaOftConfig, tokenizer: Tokenizer) -> None:
-        self._config, self._tokenizer = config, tokenizer
+    def __init__(self, config: PrismaticConfig, tokenizer: Tokenizer, proprio: ProprioConfig | None = None) -> None:
+        self._config, self._tokenizer, self._proprio_config = config, tokenizer, proprio
+        self._pipeline = image_pipeline(config.images)
         first_action_id = config.llm.vocab_size - config.num_bins
         if tokenizer.get_vocab_size() > config.llm.vocab_size:
             raise ValueError(
@@ -63,12 +65,12 @@ class OpenVlaOftProcessor:
                 f"{config.llm.vocab_size}, of which ids from {first_action_id} on are action tokens."
             )
         self._prompt_ids = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._encode_prompt)
-        if config.proprio is not None:
-            self._proprio_low = np.array(config.proprio.low)
-            self._proprio_range = np.array(config.proprio.high) - self._proprio_low
+        if proprio is not None:
+            self._proprio_low = np.array(proprio.low)
+            self._proprio_range = np.array(proprio.high) - self._proprio_low
 
-    def prepare(self, observations: Sequence[Observation]) -> OpenVlaOftBatch:
-        """One row for each observation.
+    def prepare(self, observations: Sequence[Observation], device: torch.device) -> PrismaticBatch:
+        """One row for each observation, on `device`.
 
         Raises: ValueError naming the key where a frame or state has another shape or dtype than expected.
         """
@@ -77,44 +79,40 @@ class OpenVlaOftProcessor:
         padded = np.full((len(prompts), max(lengths)), self._config.llm.pad_token_id, dtype=np.int64)
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = ids
-        return OpenVlaOftBatch(
-            images=self._images(observations),
-            prompts=torch.from_numpy(padded),
-            prompt_lengths=torch.tensor(lengths, dtype=torch.int64),
-            proprio=self._proprio(observations),
+        return PrismaticBatch(
+            images=self._images(observations, device),
+            prompts=torch.from_numpy(padded).to(device),
+            prompt_lengths=torch.tensor(lengths, dtype=torch.int64, device=device),
+            proprio=self._proprio(observations, device),
         )
 
     def _encode_prompt(self, instruction: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(prompt_of(instruction)).ids)
 
-    def _images(self, observations: Sequence[Observation]) -> Tensor:
-        cameras = [self._camera(observations, key) for key in self._config.cameras]
+    def _images(self, observations: Sequence[Observation], device: torch.device) -> Tensor:
+        cameras = [self._camera(observations, key, device) for key in self._config.cameras]
         return torch.stack(cameras, dim=1)
 
-    def _camera(self, observations: Sequence[Observation], key: str) -> Tensor:
-        """uint8 [B, 3, S, S]; frames of one size are resized together."""
+    def _camera(self, observations: Sequence[Observation], key: str, device: torch.device) -> Tensor:
+        """uint8 [B, 3, S, S]; frames of one size are processed together."""
         frames = [_frame(observation, key) for observation in observations]
         if len({frame.shape for frame in frames}) > 1:
-            return torch.cat([self._resize(frame[None]) for frame in frames])
-        return self._resize(np.stack(frames))
+            return torch.cat([self._process(frame[None], device) for frame in frames])
+        return self._process(np.stack(frames), device)
 
-    def _resize(self, frames: np.ndarray) -> Tensor:
+    def _process(self, frames: np.ndarray, device: torch.device) -> Tensor:
         # a view with channels second, laid out channels last: the fast path of the resize on CPUs
-        images = torch.from_numpy(frames).permute(0, 3, 1, 2)
-        size = self._config.image_size
-        if images.shape[-2:] != (size, size):
-            images = torch.nn.functional.interpolate(
-                images, size=(size, size), mode="bicubic", antialias=True, align_corners=False
-            )
-        return images.contiguous()
+        images = torch.from_numpy(frames).to(device).permute(0, 3, 1, 2)
+        return self._pipeline(images, self._config.image_size)
 
-    def _proprio(self, observations: Sequence[Observation]) -> Tensor | None:
-        if self._config.proprio is None:
+    def _proprio(self, observations: Sequence[Observation], device: torch.device) -> Tensor | None:
+        if self._proprio_config is None:
             return None
-        key, width = self._config.proprio.key, len(self._config.proprio.low)
+        key, width = self._proprio_config.key, len(self._proprio_config.low)
         rows = np.stack([_vector(observation, key, width) for observation in observations]).astype(np.float64)
-        unit = 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0
-        return torch.from_numpy(np.clip(unit, -1.0, 1.0).astype(np.float32))
+        is_constant = self._proprio_range == 0.0
+        unit = np.where(is_constant, 0.0, 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0)
+        return torch.from_numpy(np.clip(unit, -1.0, 1.0).astype(np.float32)).to(device)
 
 
 def _instruction(observation: Observation) -> str:

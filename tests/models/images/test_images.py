@@ -1,0 +1,113 @@
+"""The image path of the public checkpoints: JPEG to the last bit of libjpeg, TensorFlow's resampling written anew."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vla_rl.models.images.jpeg import jpeg_round_trip
+from vla_rl.models.images.pipeline import image_pipeline
+from vla_rl.models.images.resampling import centre_crop, lanczos3, to_uint8
+
+
+def picture(kind: str, height: int, width: int) -> np.ndarray:
+    """uint8 [H, W, 3]."""
+    y, x = np.mgrid[:height, :width]
+    if kind == "noise":
+        return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    if kind == "waves":
+        return np.stack([x * 2 % 256, y * 3 % 256, (x + y) % 256], axis=-1).astype(np.uint8)
+    return np.where((x < width // 2)[..., None], np.array([255, 0, 10]), np.array([0, 40, 200])).astype(np.uint8)
+
+
+def batch_of(*pictures: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
+
+
+def through_libjpeg(image: np.ndarray, quality: int) -> np.ndarray:
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=quality, subsampling=2)
+    return np.asarray(Image.open(file))
+
+
+@pytest.mark.parametrize("size", [(224, 224), (256, 256), (100, 75), (37, 61), (9, 17), (1, 1)])
+@pytest.mark.parametrize("quality", [95, 50, 10])
+def test_a_round_trip_gives_the_bytes_that_libjpeg_gives(size: tuple[int, int], quality: int) -> None:
+    pictures = [picture(kind, *size) for kind in ("noise", "waves", "edge")]
+    ours = jpeg_round_trip(batch_of(*pictures), quality).permute(0, 2, 3, 1).numpy()
+    for mine, image in zip(ours, pictures, strict=True):
+        np.testing.assert_array_equal(mine, through_libjpeg(image, quality))
+
+
+def test_other_images_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"torch.float32 \[1, 3, 8, 8\], expected uint8"):
+        jpeg_round_trip(torch.zeros(1, 3, 8, 8))
+    with pytest.raises(ValueError, match="quality is 0"):
+        jpeg_round_trip(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), quality=0)
+
+
+def oracle_lanczos3(image: np.ndarray, size: int) -> np.ndarray:
+    """TensorFlow's antialiased lanczos3 by its definition, sample by sample, in float64."""
+
+    def along_rows(rows: np.ndarray) -> np.ndarray:
+        num_in = rows.shape[0]
+        widening = max(1.0, num_in / size)
+        out = np.zeros((size, *rows.shape[1:]))
+        for place in range(size):
+            centre = (place + 0.5) * num_in / size
+            taps = [tap for tap in range(num_in) if abs(tap + 0.5 - centre) <= 3.0 * widening]
+            weights = np.array([kernel((tap + 0.5 - centre) / widening) for tap in taps])
+            out[place] = np.tensordot(weights / weights.sum(), rows[taps], axes=1)
+        return out
+
+    def kernel(x: float) -> float:
+        return 1.0 if x == 0 else 3 * math.sin(math.pi * x) * math.sin(math.pi * x / 3) / (math.pi * x) ** 2
+
+    wide = along_rows(image.astype(np.float64).transpose(1, 0, 2)).transpose(1, 0, 2)
+    return np.clip(along_rows(wide), 0.0, 255.0)
+
+
+@pytest.mark.parametrize("kind", ["noise", "waves", "edge"])
+def test_lanczos3_is_tensorflows(kind: str) -> None:
+    image = picture(kind, 64, 48)
+    ours = lanczos3(batch_of(image), 40)[0].permute(1, 2, 0).numpy()
+    expected = oracle_lanczos3(image, 40)
+    assert np.abs(ours - expected).max() <= 0.5 + 1e-3  # rounded, and nothing else
+
+
+def test_the_crop_keeps_nine_tenths_of_the_area_and_samples_its_corners() -> None:
+    """On a ramp, bilinear sampling is exact: sample i stands at offset + i * side * (S - 1) / (S - 1)."""
+    size = 33
+    ramp = np.repeat(np.linspace(0, 255, size).round().astype(np.uint8)[None, :, None], size, axis=0).repeat(3, axis=2)
+    ours = centre_crop(batch_of(ramp))[0, 0, 5].numpy()
+    side = math.sqrt(0.9)
+    place = (1 - side) / 2 * (size - 1) + np.arange(size) * side
+    low = np.floor(place).astype(int)
+    row = ramp[0, :, 0].astype(np.float64)
+    expected = row[low] + (row[np.minimum(low + 1, size - 1)] - row[low]) * (place - low)
+    np.testing.assert_array_equal(ours, np.floor(expected / 255.0 * 255.5).astype(np.uint8))
+    assert place[0] == pytest.approx(0.0256584 * 32, abs=1e-5)
+
+
+def test_floats_become_bytes_by_flooring() -> None:
+    values = torch.tensor([0.0, 0.5 / 255.0, 0.999, 1.0, 1.5, -0.1])
+    assert to_uint8(values).tolist() == [0, 0, 255, 255, 255, 0]
+
+
+def test_the_exact_pipeline_is_jpeg_then_lanczos_then_the_crop() -> None:
+    images = batch_of(picture("waves", 256, 256))
+    expected = centre_crop(lanczos3(jpeg_round_trip(images), 224))
+    assert torch.equal(image_pipeline("exact")(images, 224), expected)
+
+
+def test_bicubic_leaves_frames_of_the_right_size_alone_and_follows_pillow_otherwise() -> None:
+    image = picture("waves", 256, 256)
+    same = image_pipeline("bicubic")(batch_of(image), 256)
+    np.testing.assert_array_equal(same[0].permute(1, 2, 0).numpy(), image)
+    ours = image_pipeline("bicubic")(batch_of(image), 224)[0].permute(1, 2, 0).numpy()
+    pillow = np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC))
+    assert np.abs(ours.astype(int) - pillow.astype(int)).max() <= 1

@@ -1,0 +1,123 @@
+"""OpenVLA, one token after the other: equal to the libraries alone, to itself in batches, and to what it saved."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import public_checkpoint
+import pytest
+import torch
+
+from vla_rl.errors import ConfigError
+from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, tiny
+from vla_rl.types import Sampling
+
+MakeObservation = Callable[..., dict[str, Any]]
+INSTRUCTIONS = ("push", "turn on the stove", "pick up the black bowl on the stove and place it on the plate")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("public") / "ar"
+    public_checkpoint.write(folder, public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> OpenVla:
+    return OpenVla.load(folder, norm_key="libero_goal")
+
+
+def test_greedy_tokens_and_their_log_probs_are_what_the_libraries_alone_give(
+    policy: OpenVla, make_observation: MakeObservation
+) -> None:
+    parts = public_checkpoint.Parts(seed=0)
+    observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
+    with torch.no_grad():
+        batch = policy.prepare(observations)
+        tokens, log_probs = policy.sample(batch, [Sampling(greedy=True)] * 3)
+        for row, observation in enumerate(observations):
+            prompt = public_checkpoint.prompt_ids(TINY_TOKENIZER, observation["instruction"])
+            ids, logits = parts.generate(batch.images[row, 0], prompt, num_tokens=7)
+            assert tokens[row].tolist() == ids
+            expected = logits.log_softmax(-1).max(-1).values
+            torch.testing.assert_close(log_probs[row], expected, atol=1e-5, rtol=0)
+
+
+def test_learning_sees_the_log_probs_that_acting_reported(policy: OpenVla, make_observation: MakeObservation) -> None:
+    observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
+    samplings = [Sampling(temperature=1.6, seed=seed) for seed in range(3)]
+    with torch.no_grad():
+        tokens, acted = policy.sample(policy.prepare(observations), samplings)
+        learned, entropy = policy.log_probs(policy.prepare(observations), tokens, torch.full((3,), 1.6))
+    torch.testing.assert_close(learned, acted, atol=1e-5, rtol=0)
+    assert entropy.min().item() > 0.0
+
+
+def test_a_row_depends_on_its_own_seed_and_observation_only(policy: OpenVla, make_observation: MakeObservation) -> None:
+    observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
+    samplings = [Sampling(temperature=1.6, seed=seed) for seed in range(3)]
+    with torch.no_grad():
+        together, _ = policy.sample(policy.prepare(observations), samplings)
+        for row, pair in enumerate(zip(observations, samplings, strict=True)):
+            alone, _ = policy.sample(policy.prepare([pair[0]]), [pair[1]])
+            assert torch.equal(alone[0], together[row])
+
+
+def test_a_later_token_does_not_change_an_earlier_logit(policy: OpenVla, make_observation: MakeObservation) -> None:
+    batch = policy.prepare([make_observation(0)])
+    tokens = torch.full((1, 7), 900)
+    changed = tokens.clone()
+    changed[0, 3] = 800
+    with torch.no_grad():
+        before, after = (policy.network(batch, ids) for ids in (tokens, changed))
+    assert torch.equal(before[0, :4], after[0, :4])
+    assert not torch.equal(before[0, 4], after[0, 4])
+
+
+def test_probabilities_over_the_action_tokens_alone_are_a_setting(
+    policy: OpenVla, make_observation: MakeObservation
+) -> None:
+    import msgspec
+
+    narrow = OpenVla(
+        msgspec.structs.replace(policy.config, vocabulary="actions"),
+        type(policy.network)(msgspec.structs.replace(policy.config, vocabulary="actions")),
+        policy._tokenizer,
+    )
+    narrow.load_checkpoint_tensors(policy.checkpoint_tensors())
+    batch = policy.prepare([make_observation(0)])
+    with torch.no_grad():
+        tokens, _ = narrow.sample(batch, [Sampling(seed=1)])
+        wide, _ = policy.log_probs(batch, tokens, torch.ones(1))
+        restricted, _ = narrow.log_probs(batch, tokens, torch.ones(1))
+        everything = policy.network(batch, tokens).log_softmax(-1)[..., 768:1024].logsumexp(-1)
+    assert tokens.min() >= 768
+    assert tokens.max() <= 1023
+    torch.testing.assert_close(restricted, wide - everything, atol=1e-5, rtol=0)
+
+
+def test_one_decision_is_one_control_step(policy: OpenVla) -> None:
+    actions = policy.decode(np.full((2, 7), 900))
+    assert actions.shape == (2, 1, 7)
+    assert policy.encode(actions).tolist() == np.full((2, 7), 900).tolist() or actions[0, 0, 6] in (-1.0, 1.0)
+    with pytest.raises(ValueError, match=r"expected \[B, 1, 7\]"):
+        policy.encode(np.zeros((2, 8, 7)))
+
+
+def test_everything_but_our_own_file_comes_back_byte_for_byte(policy: OpenVla, folder: Path, tmp_path: Path) -> None:
+    policy.save(tmp_path / "again")
+    for path in folder.iterdir():
+        if path.name != "vla_rl.json":
+            assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+    assert OpenVla.load(tmp_path / "again").config.norm_key == "libero_goal_no_noops"
+
+
+def test_two_cameras_are_refused() -> None:
+    shape = tiny(image_size=28)
+    with pytest.raises(ConfigError, match="one camera"):
+        OpenVlaConfig(
+            cameras=("image", "wrist_image"), tokenizer_file=shape.tokenizer_file, action_bounds=shape.action_bounds
+        )

@@ -1,0 +1,186 @@
+"""Continuous heads: the public parts beside the weights, likelihoods that are minus the L1 error, and denoising."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import public_checkpoint
+import pytest
+import torch
+
+from vla_rl.engines import Demonstration, DeviceLane, ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, OpenVlaOftConfig, tiny
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.openvla_oft.heads import add_noise, cumulative_alphas, denoise
+from vla_rl.types import Sampling
+
+MakeObservation = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A public checkpoint with an L1 head and a proprio projector beside it."""
+    folder = tmp_path_factory.mktemp("public") / "l1"
+    parts = public_checkpoint.Parts(seed=1)
+    public_checkpoint.write(folder, parts, TINY_TOKENIZER)
+    parts.write_parts(folder)
+    return folder
+
+
+def observation_of(size: int = 28) -> dict[str, Any]:
+    rng = np.random.default_rng(3)
+    return {
+        "image": rng.integers(0, 256, (size, size, 3), dtype=np.uint8),
+        "wrist_image": rng.integers(0, 256, (size, size, 3), dtype=np.uint8),
+        "state": rng.uniform(-1, 1, 8).astype(np.float32),
+        "instruction": "put the bowl on the stove",
+    }
+
+
+def test_a_public_checkpoint_acts_as_the_libraries_alone_say(folder: Path) -> None:
+    policy = ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
+    parts = public_checkpoint.Parts(seed=1)
+    observation = observation_of()
+    batch = policy.prepare([observation])
+    with torch.no_grad():
+        numbers, _ = policy.sample(batch, [Sampling(greedy=True)])
+        assert batch.proprio is not None
+        prompt = public_checkpoint.prompt_ids(TINY_TOKENIZER, observation["instruction"])
+        hidden = parts.read(list(batch.images[0]), prompt, batch.proprio[0], num_numbers=56)
+        expected = parts.regress(hidden, action_dim=7)
+    torch.testing.assert_close(numbers.view(8, 7), expected, atol=2e-5, rtol=0)
+
+
+def test_proprioception_is_scaled_by_the_percentiles_of_the_chosen_set(folder: Path) -> None:
+    policy = ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
+    observation = observation_of()
+    proprio = policy.prepare([observation]).proprio
+    assert proprio is not None  # q01 = -1 and q99 = 1, so scaling changes the last bits at most
+    np.testing.assert_allclose(proprio[0].numpy(), observation["state"], atol=1e-6)
+
+
+def test_a_saved_one_loads_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
+    policy = ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
+    policy.save(tmp_path / "again")
+    again = ContinuousOpenVlaOft.load(tmp_path / "again")
+    assert again.config.head == "l1"
+    batch = policy.prepare([observation_of()])
+    with torch.no_grad():
+        first, second = (model.sample(batch, [Sampling(greedy=True)])[0] for model in (policy, again))
+    assert torch.equal(first, second)
+    assert (tmp_path / "again" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+
+
+def test_two_candidates_for_a_part_are_named(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "action_head--latest_checkpoint.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="expected one file for action_head"):
+        ContinuousOpenVlaOft.load(tmp_path, norm_key="libero_goal")
+
+
+def test_a_part_that_would_run_code_is_refused(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    torch.save({"fc1": print}, tmp_path / "action_head--150000_checkpoint.pt")
+    with pytest.raises(CheckpointError, match="cannot be read as plain tensors"):
+        ContinuousOpenVlaOft.load(tmp_path, norm_key="libero_goal")
+
+
+def test_a_token_policy_refuses_a_continuous_configuration() -> None:
+    with pytest.raises(ConfigError, match="ContinuousOpenVlaOft"):
+        OpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
+
+
+def test_the_likelihood_at_temperature_one_is_minus_the_absolute_error(make_observation: MakeObservation) -> None:
+    policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
+    batch = policy.prepare([make_observation(0)])
+    with torch.no_grad():
+        centre, _ = policy.sample(batch, [Sampling(greedy=True)])
+        log_probs, entropy = policy.log_probs(batch, centre + 0.25, torch.ones(1))
+    torch.testing.assert_close(log_probs, torch.full((1, 56), -0.25 - math.log(2.0)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy, torch.full((1, 56), 1.0 + math.log(2.0)), atol=1e-6, rtol=0)
+
+
+def test_sampled_numbers_scatter_by_the_temperature(make_observation: MakeObservation) -> None:
+    """A Laplace distribution of scale b has a mean absolute deviation of b."""
+    policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
+    observations = [make_observation(0)] * 64
+    with torch.no_grad():
+        batch = policy.prepare(observations)
+        centre, _ = policy.sample(batch, [Sampling(greedy=True)] * 64)
+        numbers, acted = policy.sample(batch, [Sampling(temperature=0.1, seed=seed) for seed in range(64)])
+        learned, _ = policy.log_probs(batch, numbers, torch.full((64,), 0.1))
+    assert (numbers - centre).abs().mean().item() == pytest.approx(0.1, rel=0.05)
+    torch.testing.assert_close(learned, acted, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("has_film", [False, True])
+async def test_imitation_brings_the_l1_head_towards_what_was_shown(
+    has_film: bool, make_observation: MakeObservation
+) -> None:
+    before, after, _ = await imitate(tiny(image_size=28, chunk_size=2, head="l1", has_film=has_film), make_observation)
+    assert after["imitation/l1"] < 0.5 * before["imitation/l1"]
+
+
+async def test_imitation_teaches_the_diffusion_head_to_see_the_noise(make_observation: MakeObservation) -> None:
+    torch.manual_seed(0)  # of the noise that imitation adds
+    *_, losses = await imitate(tiny(image_size=28, chunk_size=2, head="diffusion"), make_observation)
+    assert losses[0] > 0.9  # what guessing no noise at all costs is its variance, 1
+    assert np.mean(losses[-5:]) < 0.5
+
+
+async def imitate(
+    config: OpenVlaOftConfig, make_observation: MakeObservation
+) -> tuple[dict[str, float], dict[str, float], list[float]]:
+    """25 updates on 8 chunks of 0.5: greedy errors before and after, and the losses."""
+    policy = ContinuousOpenVlaOft.create(config, seed=0)
+    shown = [
+        Demonstration(observation=make_observation(seed), actions=np.full((2, 7), 0.5, np.float32), num_valid=2)
+        for seed in range(8)
+    ]
+    optimizer = OptimizerConfig(lr=2e-3, warmup_steps=0)
+    async with DeviceLane(num_threads=1) as lane:
+        imitator = Imitator(policy, lane, ImitationConfig(optimizer=optimizer))
+        before = await imitator.evaluate(shown[:2])
+        losses = [(await imitator.update(shown)).metrics["imitation/loss"] for _ in range(25)]
+        return before, await imitator.evaluate(shown[:2]), losses
+
+
+def test_noise_takes_the_signal_away_step_by_step() -> None:
+    alphas = cumulative_alphas()
+    assert alphas.shape == (50,)
+    assert bool((alphas.diff() < 0).all())
+    assert 0.99 < alphas[0] < 1.0
+    assert alphas[-1] < 1e-3
+
+
+def test_one_step_of_denoising_by_the_true_noise_leaves_the_noise_of_the_step_before() -> None:
+    generator = torch.Generator().manual_seed(0)
+    clean = torch.rand(1, 2, 3, generator=generator) * 1.8 - 0.9
+    noise = torch.randn(1, 2, 3, generator=generator)
+    noisy = add_noise(clean, noise, torch.tensor([30]))
+    torch.testing.assert_close(
+        denoise(noisy, noise, 30), add_noise(clean, noise, torch.tensor([29])), atol=1e-5, rtol=0
+    )
+    last = add_noise(clean, noise, torch.tensor([0]))
+    torch.testing.assert_close(denoise(last, noise, 0), clean, atol=1e-5, rtol=0)
+
+
+def test_the_instruction_modulates_the_towers_under_film(make_observation: MakeObservation) -> None:
+    policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1", has_film=True), seed=0)
+    one, other = (policy.prepare([make_observation(0, text)]) for text in ("push", "turn on the stove"))
+    seen: list[torch.Tensor] = []
+    policy.network.projector.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0]))
+    with torch.no_grad():
+        for batch in (one, other):
+            policy.network.read(batch)
+        assert torch.equal(seen[0], seen[1])  # scale and shift are zero at first
+        for parameter in policy.network.film.parameters():
+            parameter.add_(0.1)
+        for batch in (one, other):
+            policy.network.read(batch)
+    assert not torch.equal(seen[2], seen[3])

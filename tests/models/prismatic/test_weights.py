@@ -1,0 +1,200 @@
+"""Reading public checkpoints: strict names, shards, damage, statistics, memory, and exact positions."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import public_checkpoint
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.openvla import OpenVla
+from vla_rl.models.openvla.network import OpenVlaNetwork
+from vla_rl.models.openvla.policy import config_of
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, tiny
+from vla_rl.models.prismatic.config import LlmConfig
+from vla_rl.models.prismatic.folder import open_folder
+from vla_rl.models.prismatic.public_config import public_name
+from vla_rl.models.prismatic.trunk import build_trunk, refuse_causal
+
+SHARD = "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A public checkpoint of its own, to be damaged."""
+    folder = tmp_path / "public"
+    public_checkpoint.write(folder, public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    return folder
+
+
+def load(folder: Path) -> OpenVla:
+    return OpenVla.load(folder, norm_key="libero_goal")
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    (folder / SHARD).unlink()
+    with pytest.raises(CheckpointError, match=f"lacks {SHARD} of 2 shards"):
+        load(folder)
+
+
+def test_a_truncated_shard_is_named(folder: Path) -> None:
+    whole = (folder / SHARD).read_bytes()
+    (folder / SHARD).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match=f"{SHARD} is not a whole safetensors file"):
+        load(folder)
+
+
+def test_missing_unknown_and_misshapen_tensors_are_named_together(folder: Path) -> None:
+    tensors = load_file(folder / SHARD)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["language_model.extra"] = SHARD
+    del index["weight_map"]["language_model.lm_head.weight"], tensors["language_model.lm_head.weight"]
+    tensors |= {"language_model.extra": torch.zeros(1), "projector.fc3.bias": torch.zeros(5)}
+    save_file(tensors, folder / SHARD)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError) as caught:
+        load(folder)
+    for complaint in (
+        "1 missing: language_model.lm_head.weight",
+        "1 unknown: language_model.extra",
+        "1 of another shape: projector.fc3.bias [5] instead of [32]",
+    ):
+        assert complaint in str(caught.value)
+
+
+def test_numbers_that_are_not_finite_are_damage(folder: Path) -> None:
+    tensors = load_file(folder / SHARD)
+    tensors["language_model.lm_head.weight"][3, 3] = float("inf")
+    save_file(tensors, folder / SHARD)
+    with pytest.raises(CheckpointError, match=r"language_model\.lm_head\.weight .* not finite"):
+        load(folder)
+
+
+def test_a_flipped_bit_in_a_checkpoint_of_ours_is_found(folder: Path, tmp_path: Path) -> None:
+    load(folder).save(tmp_path / "ours")
+    path = tmp_path / "ours" / SHARD
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="is not what was written"):
+        OpenVla.load(tmp_path / "ours")
+
+
+def test_statistics_in_their_own_file_come_with_those_of_the_config(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"\['bridge_orig', 'libero_goal_no_noops'\]"):
+        OpenVla.load(folder)
+    with pytest.raises(CheckpointError, match="no 'libero_10'"):
+        OpenVla.load(folder, norm_key="libero_10")
+    assert OpenVla.load(folder, norm_key="bridge_orig").config.norm_key == "bridge_orig"
+
+
+def test_least_and_greatest_values_are_the_other_normalization(folder: Path) -> None:
+    quantiles = OpenVla.load(folder, norm_key="libero_goal").config.action_bounds
+    extremes = OpenVla.load(folder, norm_key="libero_goal", normalization="bounds").config.action_bounds
+    assert quantiles.low[0] == pytest.approx(-0.1)
+    assert extremes.low[0] == pytest.approx(-1.1)
+    assert extremes.high[0] == pytest.approx(1.2)
+
+
+def test_another_trunk_is_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["vocab_size"] = 2048
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="vocab_size is 2048, expected 1088"):
+        load(folder)
+
+
+def test_what_is_no_folder_and_no_hub_id_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="neither a folder nor a hub id"):
+        OpenVla.load("no such folder")
+
+
+def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="could not be taken from the hub"):
+        OpenVla.load("vla-rl-tests/no-such-model")
+
+
+def test_nothing_is_written_into_the_loaded_folder(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    load(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_weights_are_cast_while_positions_stay_float32(folder: Path) -> None:
+    policy = OpenVla.load(folder, norm_key="libero_goal", dtype=torch.bfloat16)
+    assert {tensor.dtype for tensor in policy.checkpoint_tensors().values()} == {torch.bfloat16}
+    exact = OpenVla.load(folder, norm_key="libero_goal").network.language_model.model.rotary_emb.inv_freq
+    assert torch.equal(policy.network.language_model.model.rotary_emb.inv_freq, exact)
+
+
+def test_no_cast_rounds_the_positions() -> None:
+    trunk = build_trunk(LlmConfig(hidden_size=32, intermediate_size=48, num_layers=1, num_heads=2), is_causal=False)
+    exact = trunk.model.rotary_emb.inv_freq.clone()
+    for cast in (trunk.bfloat16, trunk.half, trunk.float, lambda: trunk.to(torch.bfloat16)):
+        cast()
+        assert torch.equal(trunk.model.rotary_emb.inv_freq, exact)
+
+
+def test_rounded_positions_are_a_setting() -> None:
+    config = LlmConfig(hidden_size=32, intermediate_size=48, num_layers=1, num_heads=2, rope_inv_freq_dtype="bfloat16")
+    frequencies = build_trunk(config, is_causal=False).model.rotary_emb.inv_freq
+    assert frequencies.dtype is torch.float32
+    assert torch.equal(frequencies, frequencies.bfloat16().float())
+
+
+def test_a_causal_trunk_is_refused_at_the_first_decision() -> None:
+    policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
+    for layer in policy.network.language_model.model.layers:
+        layer.self_attn.is_causal = True
+    trunk = policy.network.language_model.model
+    forward = trunk.forward
+
+    def causal(**inputs: object) -> object:
+        mask = inputs.pop("attention_mask")
+        assert isinstance(mask, torch.Tensor)
+        return forward(**inputs, attention_mask=mask & torch.ones_like(mask).tril())
+
+    trunk.forward = causal
+    import numpy as np
+
+    frame = np.zeros((28, 28, 3), np.uint8)
+    observation = {"image": frame, "wrist_image": frame, "state": np.zeros(8, np.float32), "instruction": "push"}
+    with pytest.raises(ConfigError, match="attends causally"):
+        policy.network(policy.prepare([observation]))
+
+
+def test_a_trunk_that_looks_both_ways_passes() -> None:
+    network = OpenVlaOft.create(tiny(image_size=28), seed=0).network
+    weight = network.language_model.lm_head.weight
+    refuse_causal(network.hidden_states, weight.shape[1], weight)
+
+
+def test_loading_holds_the_file_about_once(folder: Path) -> None:
+    """What loading adds to the peak memory of a process: under 1.15 times the file."""
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    for path in folder.glob("model*"):
+        path.unlink()
+    with torch.device("meta"):
+        network = OpenVlaNetwork(config_of(open_folder(folder), "libero_goal", "bounds_q99"))
+    tensors = {public_name(name): torch.zeros(tensor.shape) for name, tensor in network.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    size = (folder / "model.safetensors").stat().st_size
+    script = """
+import resource, sys
+from vla_rl.models.openvla.policy import OpenVla
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+OpenVla.load(sys.argv[1], norm_key="libero_goal")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+    command = [sys.executable, "-c", script, str(folder)]
+    added = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout)
+    assert size > 300e6
+    assert added < 1.15 * size

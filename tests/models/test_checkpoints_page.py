@@ -1,0 +1,52 @@
+"""docs/checkpoints.md does what it says, on a checkpoint that was written without the project's model code."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import public_checkpoint
+import pytest
+import torch
+
+from vla_rl.models.openvla_oft import DIALECTS, OpenVlaOft
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+
+PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    """What stands after all snippets ran."""
+    names: dict[str, Any] = {}
+    for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL), start=1):
+        exec(compile(snippet, f"{PAGE.name} snippet {number}", "exec"), names)
+    return names
+
+
+def test_a_public_checkpoint_is_loaded_adapted_merged_and_saved(page: dict[str, Any], tmp_path: Path) -> None:
+    public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    policy = page["load_mine"](tmp_path / "public")
+    adapted = page["with_adapters"](policy)
+    assert any(".lora_A." in name for name in adapted.checkpoint_tensors())
+    page["for_others"](adapted, tmp_path / "mine")
+    again = OpenVlaOft.load(tmp_path / "mine")
+    assert again.checkpoint_tensors().keys() == policy.checkpoint_tensors().keys()
+    assert all(
+        torch.equal(tensor, again.checkpoint_tensors()[name]) for name, tensor in policy.checkpoint_tensors().items()
+    )
+
+
+def test_the_page_names_every_dialect() -> None:
+    assert all(f"`{dialect}`" in PAGE.read_text() for dialect in DIALECTS)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "images", "has_stop_token"), [("simplevla", "exact", True), ("rlinf", "bicubic", False)]
+)
+def test_a_dialect_settles_images_and_the_stop_token(
+    dialect: Any, images: str, has_stop_token: bool, tmp_path: Path
+) -> None:
+    public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    config = OpenVlaOft.load(tmp_path / "public", norm_key="libero_goal", dialect=dialect).config
+    assert (config.images, config.has_stop_token) == (images, has_stop_token)
+    assert config.action_bounds.epsilon == 1e-8

@@ -1,0 +1,172 @@
+"""The MLP policy: network, bins and checkpoint behind the one interface of engines and learners.
+
+    state [B, D] ─► tanh layers ─► features [B, F] ─► logits [B, T, bins] ─► one token a number ─► actions [B, H, A]
+
+Tokens count the bins from the lowest action, 0 to num_bins - 1; they are sampled independently of each other.
+"""
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vla_rl.algorithms import entropy
+from vla_rl.engines.atomic_folder import writing_folder
+from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
+from vla_rl.errors import CheckpointError
+from vla_rl.models.mlp.config import MlpConfig
+from vla_rl.types import Observation, Sampling
+
+TENSOR_FILE: Final = "model.safetensors"
+CONFIG_FILE: Final = "config.json"
+MARGIN_BYTES: Final = 1 << 20
+
+HEAD_GAIN: Final = 0.01
+"""Gain of the last layer's first weights: a new policy chooses nearly uniformly."""
+
+
+class MlpNetwork(nn.Module):
+    """Tanh layers with orthogonal weights and a linear head (Andrychowicz et al. 2020, arXiv:2006.05990, section 3.2)."""
+
+    def __init__(self, config: MlpConfig) -> None:
+        super().__init__()
+        widths = (config.state_size, *config.hidden)
+        layers = [nn.Linear(width, next_width) for width, next_width in itertools.pairwise(widths)]
+        self.body = nn.Sequential(*(module for layer in layers for module in (layer, nn.Tanh())))
+        self.head = nn.Linear(widths[-1], config.num_tokens * config.num_bins)
+        for layer, gain in [(layer, 2.0**0.5) for layer in layers] + [(self.head, HEAD_GAIN)]:
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+        scale = torch.ones(config.state_size) if config.state_scale is None else torch.tensor(config.state_scale)
+        self.register_buffer("state_scale", scale, persistent=False)
+        self._shape = (config.num_tokens, config.num_bins)
+
+    def features(self, states: Tensor) -> Tensor:
+        """What the last hidden layer says, [B, F]."""
+        scaled: Tensor = states / self.get_buffer("state_scale")
+        features: Tensor = self.body(scaled)
+        return features
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Logits [B, T, num_bins]."""
+        logits: Tensor = self.head(self.features(states)).unflatten(1, self._shape)
+        return logits
+
+
+class MlpPolicy(PolicyModel[Tensor]):
+    """A `PolicyModel` that sees `observation["state"]` only. Build one with `create` or `load`."""
+
+    def __init__(self, config: MlpConfig, network: MlpNetwork) -> None:
+        self.config = config
+        self._network = network
+        low, high = np.array(config.action_low), np.array(config.action_high)
+        self._bins = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, config.num_bins)
+
+    @classmethod
+    def create(cls, config: MlpConfig, seed: int) -> "MlpPolicy":
+        """Random weights from `seed`; the global random state stays as it was."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return cls(config, MlpNetwork(config))
+
+    @classmethod
+    def load(cls, folder: Path) -> "MlpPolicy":
+        """Read what `save` wrote. Raises: CheckpointError saying what is missing, unknown or damaged."""
+        try:
+            config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=MlpConfig)
+            tensors = load_file(folder / TENSOR_FILE)
+        except (OSError, SafetensorError, msgspec.DecodeError) as error:
+            raise CheckpointError(f"{folder} is not an MLP policy's checkpoint: {error}") from error
+        policy = cls.create(config, seed=0)
+        policy.load_checkpoint_tensors(tensors)
+        return policy
+
+    def save(self, folder: Path) -> None:
+        """Write `config.json` and `model.safetensors` to a new folder, whole or not at all. Raises: CheckpointError."""
+        tensors = self.checkpoint_tensors()
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        with writing_folder(folder, num_bytes + MARGIN_BYTES) as writer:
+            writer.write_tensors(TENSOR_FILE, tensors)
+            for name, data in self.checkpoint_files().items():
+                writer.write_bytes(name, data)
+
+    def copy(self) -> "MlpPolicy":
+        """The same policy with weights of its own."""
+        return MlpPolicy(self.config, copy.deepcopy(self._network))
+
+    @property
+    def network(self) -> MlpNetwork:
+        """The parameters."""
+        return self._network
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the last hidden layer."""
+        return self.config.hidden[-1]
+
+    def prepare(self, observations: Sequence[Observation]) -> Tensor:
+        """States float32 [B, D]. Raises: ValueError for an observation without a `state` of that length."""
+        states = [np.asarray(observation.get("state", ()), np.float32) for observation in observations]
+        for state in states:
+            if state.shape != (self.config.state_size,):
+                raise ValueError(
+                    f"observation['state'] is {list(state.shape)}, expected [{self.config.state_size}]; "
+                    "set MlpConfig.state_size to what the environment shows."
+                )
+        return torch.from_numpy(np.stack(states))
+
+    def sample(self, batch: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+        """Bins int64 [B, T] and their log-probs float32 [B, T]."""
+        return choose_tokens(self._network(batch.to(self._device)), samplings)
+
+    def log_probs(self, batch: Tensor, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of given bins, float32 [B, T] each."""
+        log_probs = tempered_log_probs(self._network(batch.to(self._device)), temperatures.to(self._device))
+        return log_probs.gather(-1, tokens.to(self._device)[..., None])[..., 0], entropy(log_probs)
+
+    def features(self, batch: Tensor) -> Tensor:
+        """What the last hidden layer says, [B, feature_size]."""
+        return self._network.features(batch.to(self._device))
+
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        """float32 [B, H, A] to the nearest bins, int64 [B, T]."""
+        expected = (self.config.chunk_size, self.config.action_dim)
+        if actions.ndim != 3 or actions.shape[1:] != expected:
+            raise ValueError(f"actions are {list(actions.shape)}, expected [B, {expected[0]}, {expected[1]}].")
+        distance = np.abs(actions[..., None].astype(np.float64) - self._bins)
+        nearest: np.ndarray = distance.argmin(axis=-1)
+        return nearest.reshape(len(actions), -1)
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """int64 [B, T] to float32 [B, H, A], in the environment's units."""
+        grid = tokens.reshape(len(tokens), self.config.chunk_size, self.config.action_dim)
+        actions: np.ndarray = self._bins[np.arange(self.config.action_dim), grid]
+        return actions.astype(np.float32)
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Every parameter by name; views, not copies."""
+        return dict(self._network.state_dict())
+
+    def checkpoint_files(self) -> Mapping[str, bytes]:
+        """`config.json`."""
+        return {CONFIG_FILE: msgspec.json.format(msgspec.json.encode(self.config), indent=1)}
+
+    def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors into the network; every name and shape has to fit."""
+        try:
+            self._network.load_state_dict(dict(tensors))
+        except RuntimeError as error:
+            raise CheckpointError(f"these tensors are not those of this MLP: {error}") from error
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._network.parameters()).device

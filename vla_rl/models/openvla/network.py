@@ -1,0 +1,123 @@
+"""OpenVLA's network: a causal Llama behind two vision towers (Kim et al. 2024, arXiv:2406.09246).
+
+    position  0     1 .. V     V + 1 .. V + P - 1     then the action tokens, one after the other
+    token     BOS   patches    prompt without BOS     id, id, ...
+
+The prompt ends with the bare space token; from it the first action token is read, from each action token the next.
+Padding stands last, so every row has the positions that it would have alone.
+"""
+
+from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
+
+# isort: split
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from vla_rl.models.openvla.config import OpenVlaConfig
+from vla_rl.models.prismatic.lora import add_adapters
+from vla_rl.models.prismatic.processor import PrismaticBatch
+from vla_rl.models.prismatic.sequence import is_token, put_after, read_from
+from vla_rl.models.prismatic.trunk import build_trunk
+from vla_rl.models.prismatic.vision import FusedVisionBackbone, Projector, build_tower
+
+
+class OpenVlaNetwork(nn.Module):
+    """From a batch of observations to logits of action tokens, teacher-forced or one step at a time."""
+
+    def __init__(self, config: OpenVlaConfig) -> None:
+        super().__init__()
+        self._num_action_tokens, self._pad_id = config.action_dim, config.llm.pad_token_id
+        first_action_id = config.llm.vocab_size - config.num_bins
+        # padding ids beyond the vocabulary are no tokens, but the reference gives them probability: they stay in `all`
+        self._head_rows = (
+            slice(0, config.llm.table_size)
+            if config.vocabulary == "all"
+            else slice(first_action_id, config.llm.vocab_size)
+        )
+        self.vision_backbone = FusedVisionBackbone(
+            *(
+                build_tower(tower.timm_id, config.image_size, tower.overrides)
+                for tower in (config.featurizer, config.fused_featurizer)
+            )
+        )
+        self.projector = Projector(self.vision_backbone.width, config.llm.hidden_size)
+        self.language_model = build_trunk(config.llm, is_causal=True)
+        if config.lora is not None:
+            add_adapters(self, config.lora)
+
+    @property
+    def first_id(self) -> int:
+        """The token id of the first logit."""
+        return self._head_rows.start
+
+    def forward(self, batch: PrismaticBatch, tokens: Tensor) -> Tensor:
+        """Logits of every action token given the ones before it: [B, D, V], by rising token id from `first_id`.
+
+        Args:
+            batch: on this network's device.
+            tokens: int64 [B, D], the action tokens; the last one is not looked at.
+        """
+        text = put_after(batch.prompts, batch.prompt_lengths, tokens[:, :-1], self._pad_id)
+        sequence, num_patches = self._embedded(batch, text)
+        lengths = batch.prompt_lengths + num_patches + self._num_action_tokens - 1
+        mask = is_token(lengths, sequence.shape[1])
+        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False)
+        first = batch.prompt_lengths + num_patches - 1
+        return self._logits(read_from(output.last_hidden_state, first, self._num_action_tokens))
+
+    def begin(self, batch: PrismaticBatch) -> "Decoding":
+        """Read the observations once; the answer gives token after token."""
+        sequence, num_patches = self._embedded(batch, batch.prompts)
+        lengths = batch.prompt_lengths + num_patches
+        mask, cache = is_token(lengths, sequence.shape[1]), DynamicCache()
+        output = self.language_model.model(
+            inputs_embeds=sequence, attention_mask=mask, past_key_values=cache, use_cache=True
+        )
+        logits = self._logits(read_from(output.last_hidden_state, lengths - 1, 1))
+        return Decoding(self, cache, mask, lengths, logits)
+
+    def read_prompt(self, batch: PrismaticBatch) -> Tensor:
+        """The trunk's output where the first action token is read, [B, hidden_size]."""
+        sequence, num_patches = self._embedded(batch, batch.prompts)
+        lengths = batch.prompt_lengths + num_patches
+        mask = is_token(lengths, sequence.shape[1])
+        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False)
+        return read_from(output.last_hidden_state, lengths - 1, 1)[:, 0]
+
+    def _embedded(self, batch: PrismaticBatch, text: Tensor) -> tuple[Tensor, int]:
+        patches = self.projector(self.vision_backbone(batch.images))
+        words = self.language_model.get_input_embeddings()(text)
+        return torch.cat([words[:, :1], patches, words[:, 1:]], dim=1), patches.shape[1]
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = hidden @ self.language_model.lm_head.weight[self._head_rows].T
+        return logits
+
+
+class Decoding:
+    """The state between two tokens of a batch: keys and values, and the logits of the token to choose now.
+
+    Attributes: `logits`, [B, 1, V].
+    """
+
+    def __init__(
+        self, network: OpenVlaNetwork, cache: DynamicCache, mask: Tensor, positions: Tensor, logits: Tensor
+    ) -> None:
+        self._network, self._cache, self._mask, self._positions = network, cache, mask, positions
+        self.logits = logits
+
+    def tell(self, tokens: Tensor) -> None:
+        """Go on with the chosen token ids, int64 [B]."""
+        network = self._network
+        embedded = network.language_model.get_input_embeddings()(tokens[:, None])
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        output = network.language_model.model(
+            inputs_embeds=embedded,
+            attention_mask=self._mask,
+            position_ids=self._positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._positions = self._positions + 1
+        self.logits = network._logits(output.last_hidden_state)

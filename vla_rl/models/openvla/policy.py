@@ -1,0 +1,200 @@
+"""The OpenVLA policy: network, processor and action tokens behind the one interface of engines and learners."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from vla_rl.algorithms import entropy
+from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.sampling import choose_tokens, seeded_uniforms, tempered_log_probs
+from vla_rl.models.openvla.config import OpenVlaConfig
+from vla_rl.models.openvla.network import OpenVlaNetwork
+from vla_rl.models.prismatic.action_tokens import ActionTokenizer
+from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.folder import PublicFolder, open_folder
+from vla_rl.models.prismatic.lora import merged_tensors, with_weights
+from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
+from vla_rl.models.prismatic.public_config import Extension, inner_name, public_name, shared_config
+from vla_rl.models.prismatic.saving import checkpoint_files, read_tokenizer
+from vla_rl.models.prismatic.statistics import Normalization, bounds_of, choose_key
+from vla_rl.models.prismatic.trunk import materialise
+from vla_rl.models.prismatic.weights import check_names, load_weights, write_weights
+from vla_rl.types import Observation, Sampling
+
+
+class OpenVla(PolicyModel[PrismaticBatch]):
+    """A `PolicyModel`: T = action_dim tokens a decision, each sampled given the ones before it; one control step.
+
+    Tokens are ids of the whole vocabulary. Build one with `create` (random weights) or `load` (a public checkpoint).
+    """
+
+    def __init__(
+        self,
+        config: OpenVlaConfig,
+        network: OpenVlaNetwork,
+        tokenizer: Tokenizer,
+        origin: PublicFolder | None = None,
+    ) -> None:
+        self.config = config
+        self._network, self._tokenizer, self._origin = network.eval(), tokenizer, origin
+        self._processor = PrismaticProcessor(config, tokenizer)
+        self._action_tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
+
+    @classmethod
+    def create(cls, config: OpenVlaConfig, seed: int) -> "OpenVla":
+        """Random weights from `seed`; the global random state stays as it was."""
+        tokenizer = read_tokenizer(config.tokenizer_file)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            network = OpenVlaNetwork(config)
+        return cls(config, network, tokenizer)
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Path | str,
+        *,
+        norm_key: str | None = None,
+        normalization: Normalization = "bounds_q99",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "OpenVla":
+        """Read a checkpoint in the public layout, shard by shard, without holding it twice.
+
+        Args:
+            checkpoint: a folder, or a hub id such as `openvla/openvla-7b-finetuned-libero-goal`.
+            norm_key: which of its action statistics; may be left out where there is one set, or one was chosen before.
+            normalization: which of the statistics' numbers bound the action.
+            dtype: of the parameters; None takes the files'.
+            device: where the parameters go.
+
+        Raises: CheckpointError saying what is missing, unknown or damaged, or how much memory is lacking.
+        """
+        folder = open_folder(checkpoint)
+        config = config_of(folder, norm_key, normalization)
+        with torch.device("meta"):
+            network = OpenVlaNetwork(config)
+        load_weights(network, folder.path, inner_name=inner_name, dtype=dtype, device=device)
+        materialise(network, device)
+        return cls(config, network, read_tokenizer(config.tokenizer_file), folder)
+
+    def save(self, folder: Path) -> None:
+        """Write the same layout to a new folder, all of it or nothing. Raises: CheckpointError."""
+        index = None if self._origin is None else self._origin.index
+        write_weights(folder, self.checkpoint_tensors(), self.checkpoint_files(), index)
+
+    def copy(self) -> "OpenVla":
+        """The same policy with weights of its own."""
+        return OpenVla(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
+
+    def adapted(self, lora: LoraConfig, seed: int) -> "OpenVla":
+        """The same policy, whose adapters are trained in place of its weights; it acts as before at first."""
+        config = msgspec.structs.replace(self.config, lora=lora)
+        network = with_weights(lambda: OpenVlaNetwork(config), self._network.state_dict(), seed)
+        return OpenVla(config, network, self._tokenizer, self._origin)
+
+    def merged(self) -> "OpenVla":
+        """The same policy with its adapters merged into the weights, to be saved for whoever knows no adapters."""
+        config = msgspec.structs.replace(self.config, lora=None)
+        network = with_weights(lambda: OpenVlaNetwork(config), merged_tensors(self._network), seed=0)
+        return OpenVla(config, network, self._tokenizer, self._origin)
+
+    @property
+    def network(self) -> OpenVlaNetwork:
+        """The parameters."""
+        return self._network
+
+    def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
+        """One row for each observation, on the network's device."""
+        return self._processor.prepare(observations, self._device)
+
+    def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+        """Token ids int64 [B, D] and their log-probs float32 [B, D]; greedy rows take the most likely token each time."""
+        decoding, first_id = self._network.begin(batch), self._network.first_id
+        noise = seeded_uniforms(samplings, self.config.action_dim)
+        chosen: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        for position in range(self.config.action_dim):
+            index, log_prob = choose_tokens(decoding.logits, samplings, noise[:, position : position + 1])
+            chosen.append(index + first_id)
+            log_probs.append(log_prob)
+            if position + 1 < self.config.action_dim:
+                decoding.tell(chosen[-1][:, 0])
+        return torch.cat(chosen, dim=1), torch.cat(log_probs, dim=1)
+
+    def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of given token ids, float32 [B, D] each, over the tokens of `vocabulary`."""
+        tokens = tokens.to(self._device)
+        log_probs = tempered_log_probs(self._network(batch, tokens), temperatures.to(self._device))
+        index = tokens - self._network.first_id
+        return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the language model."""
+        return self.config.llm.hidden_size
+
+    def features(self, batch: PrismaticBatch) -> Tensor:
+        """The trunk's output at the end of the prompt, [B, feature_size]."""
+        return self._network.read_prompt(batch)
+
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        """float32 [B, 1, D] to int64 [B, D]."""
+        if actions.ndim != 3 or actions.shape[1:] != (1, self.config.action_dim):
+            raise ValueError(f"actions are {list(actions.shape)}, expected [B, 1, {self.config.action_dim}].")
+        return self._action_tokenizer.encode(actions)[:, 0]
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """int64 [B, D] to float32 [B, 1, D], in the environment's units; any id is taken for the nearest bin."""
+        return self._action_tokenizer.decode(tokens)[:, None]
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Parameters under their public names; views, not copies."""
+        return {public_name(name): tensor for name, tensor in self._network.state_dict().items()}
+
+    def checkpoint_files(self) -> Mapping[str, bytes]:
+        """`config.json`, the tokenizer, and what else a loaded folder held."""
+        extension = Extension(
+            family="openvla",
+            norm_key=self.config.norm_key,
+            cameras=self.config.cameras,
+            images=self.config.images,
+            gripper=self.config.action_bounds.gripper,
+            vocabulary=self.config.vocabulary,
+            lora=self.config.lora,
+            rope_inv_freq_dtype=self.config.llm.rope_inv_freq_dtype,
+            featurizer_overrides=self.config.featurizer.overrides,
+            fused_featurizer_overrides=self.config.fused_featurizer.overrides,
+        )
+        return checkpoint_files(self.config, extension, self._tokenizer, self._origin)
+
+    def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors with public names into the network; every name and shape has to fit."""
+        check_names(self.checkpoint_tensors(), tensors)
+        self._network.load_state_dict({inner_name(name): tensor for name, tensor in tensors.items()})
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._network.parameters()).device
+
+
+def config_of(folder: PublicFolder, norm_key: str | None, normalization: Normalization) -> OpenVlaConfig:
+    """The configuration of a checkpoint folder."""
+    extension = folder.extension
+    key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
+    return OpenVlaConfig(
+        **shared_config(folder.public, extension, folder.path),
+        images=extension.images or "exact",
+        cameras=extension.cameras or ("image",),
+        action_bounds=bounds_of(
+            folder.statistics[key], extension.normalization or normalization, gripper=extension.gripper, epsilon=0.0
+        ),
+        norm_key=key,
+        vocabulary=extension.vocabulary,
+    )

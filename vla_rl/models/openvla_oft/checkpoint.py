@@ -1,0 +1,159 @@
+"""OpenVLA-OFT's checkpoints: the public folder, its parts beside the main weights, and what `vla_rl.json` adds.
+
+    model*.safetensors                         towers, projector, trunk; proprio projector too in SimpleVLA-RL's
+    action_head--*_checkpoint.pt               L1 or diffusion head
+    proprio_projector--*_checkpoint.pt         unless it stands in the safetensors
+    noisy_action_projector--*_checkpoint.pt    under diffusion
+
+Saved here, all of it stands in the safetensors under the part's name, which is how the RL systems write theirs.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from vla_rl.errors import CheckpointError
+from vla_rl.models.openvla_oft.config import DIALECTS, Dialect, Head, OpenVlaOftConfig
+from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.prismatic.config import LlmConfig
+from vla_rl.models.prismatic.folder import PublicFolder
+from vla_rl.models.prismatic.public_config import (
+    Extension,
+    inner_name,
+    public_name,
+    shared_config,
+)
+from vla_rl.models.prismatic.saving import checkpoint_files
+from vla_rl.models.prismatic.statistics import Normalization, bounds_of, choose_key, proprio_of
+from vla_rl.models.prismatic.trunk import materialise
+from vla_rl.models.prismatic.weights import check_names, find_part, load_part, load_weights, tensor_files, write_weights
+
+EPSILON: Final = 1e-8
+"""What OpenVLA-OFT's code adds to the range of the statistics; OpenVLA's does not."""
+
+PARTS: Final = ("action_head", "proprio_projector", "noisy_action_projector")
+"""Modules that the authors save beside the main weights."""
+
+
+def random_network(config: OpenVlaOftConfig, seed: int) -> OpenVlaOftNetwork:
+    """Random weights from `seed`; the global random state stays as it was."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return OpenVlaOftNetwork(config)
+
+
+def config_of(
+    folder: PublicFolder,
+    norm_key: str | None,
+    normalization: Normalization,
+    dialect: Dialect,
+    cameras: tuple[str, ...] | None,
+    head: Head,
+) -> OpenVlaOftConfig:
+    """The configuration of a checkpoint folder; what it says of itself comes before the arguments.
+
+    Raises: CheckpointError where the folder holds another head, or lacks the statistics.
+    """
+    extension, conventions = folder.extension, DIALECTS[dialect]
+    key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
+    statistics, scale = folder.statistics[key], extension.normalization or normalization
+    has_proprio = folder.public.use_proprio or _has_proprio_weights(folder.path)
+    proprio = proprio_of(statistics, scale, extension.proprio_key) if has_proprio else None
+    if has_proprio and proprio is None:
+        raise CheckpointError(f"{folder.path} has a proprio projector, but the statistics {key!r} have no proprio.")
+    if extension.head is not None and extension.head != head:
+        raise CheckpointError(f"{folder.path} has the head {extension.head!r}, not {head!r}.")
+    shared = shared_config(folder.public, extension, folder.path)
+    llm: LlmConfig = shared.pop("llm")
+    rope = extension.rope_inv_freq_dtype if extension.images else conventions.rope_inv_freq_dtype
+    return OpenVlaOftConfig(
+        **shared,
+        llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=rope),
+        images=extension.images or conventions.images,
+        cameras=extension.cameras or cameras or ("image",),
+        action_bounds=bounds_of(
+            statistics, scale, gripper=extension.gripper, epsilon=EPSILON if extension.gripper == "openvla" else 0.0
+        ),
+        norm_key=key,
+        proprio=proprio,
+        chunk_size=extension.chunk_size or 8,
+        head=head,
+        has_film=extension.has_film,
+        has_stop_token=extension.has_stop_token and conventions.has_stop_token,
+    )
+
+
+def load_network(
+    config: OpenVlaOftConfig, folder: PublicFolder, dtype: torch.dtype | None, device: torch.device | str
+) -> OpenVlaOftNetwork:
+    """Build without memory, then read one tensor at a time. Raises: CheckpointError."""
+    with torch.device("meta"):
+        network = OpenVlaOftNetwork(config)
+    beside = _parts_beside(folder.path)
+    load_weights(
+        network,
+        folder.path,
+        inner_name=inner_name,
+        beside={
+            f"{part}.{name}": tensor
+            for part, path in beside.items()
+            if getattr(network, part) is not None
+            for name, tensor in load_part(path).items()
+        },
+        dtype=dtype,
+        device=device,
+    )
+    materialise(network, device)
+    return network
+
+
+def public_tensors(network: OpenVlaOftNetwork) -> dict[str, Tensor]:
+    """Parameters under their public names; views, not copies."""
+    return {public_name(name): tensor for name, tensor in network.state_dict().items()}
+
+
+def copy_tensors(network: OpenVlaOftNetwork, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors with public names into the network; every name and shape has to fit."""
+    check_names(public_tensors(network), tensors)
+    network.load_state_dict({inner_name(name): tensor for name, tensor in tensors.items()})
+
+
+def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolder | None) -> dict[str, bytes]:
+    """The small files of a checkpoint."""
+    extension = Extension(
+        family="openvla_oft",
+        norm_key=config.norm_key,
+        cameras=config.cameras,
+        images=config.images,
+        proprio_key="state" if config.proprio is None else config.proprio.key,
+        chunk_size=config.chunk_size,
+        gripper=config.action_bounds.gripper,
+        head=config.head,
+        has_film=config.has_film,
+        has_stop_token=config.has_stop_token,
+        lora=config.lora,
+        rope_inv_freq_dtype=config.llm.rope_inv_freq_dtype,
+        featurizer_overrides=config.featurizer.overrides,
+        fused_featurizer_overrides=config.fused_featurizer.overrides,
+    )
+    return checkpoint_files(config, extension, tokenizer, origin, config.proprio)
+
+
+def save(folder: Path, tensors: Mapping[str, Tensor], files: Mapping[str, bytes], origin: PublicFolder | None) -> None:
+    """Write a checkpoint folder, all of it or nothing. Raises: CheckpointError."""
+    write_weights(folder, tensors, files, None if origin is None else origin.index)
+
+
+def _parts_beside(folder: Path) -> dict[str, Path]:
+    found = {part: find_part(folder, part) for part in PARTS}
+    return {part: path for part, path in found.items() if path is not None}
+
+
+def _has_proprio_weights(folder: Path) -> bool:
+    names = tensor_files(folder)
+    return any(name.startswith("proprio_projector.") for name in names) or "proprio_projector" in _parts_beside(folder)

@@ -1,0 +1,199 @@
+"""OpenVLA-OFT with a continuous head: the chunk as numbers, not as bins (Kim et al. 2025, arXiv:2502.19645).
+
+The "tokens" of a decision are float32 numbers in [-1, 1]. Under the L1 head they follow a Laplace distribution around what
+the head predicts, whose scale is the sampling temperature: its log-likelihood at temperature 1 is minus the absolute error
+(less log 2), so that imitation minimises what the authors minimise, and ratios are defined. Under the diffusion head a
+chunk is denoised in 50 deterministic steps from noise of its own seed; it has no likelihood, and imitation alone can use it.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.sampling import seeded_uniforms
+from vla_rl.models.openvla_oft import checkpoint
+from vla_rl.models.openvla_oft.config import Dialect, Head, OpenVlaOftConfig
+from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise
+from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.prismatic.action_tokens import ActionScaler
+from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.folder import PublicFolder, open_folder
+from vla_rl.models.prismatic.lora import merged_tensors, with_weights
+from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
+from vla_rl.models.prismatic.saving import read_tokenizer
+from vla_rl.models.prismatic.statistics import Normalization
+from vla_rl.types import Observation, Sampling
+
+
+class ContinuousOpenVlaOft(PolicyModel[PrismaticBatch]):
+    """A `PolicyModel` whose T = chunk_size * action_dim tokens a decision are float32 numbers in [-1, 1].
+
+    Build one with `create` (random weights) or `load` (a public checkpoint with its `action_head` part).
+    """
+
+    def __init__(
+        self,
+        config: OpenVlaOftConfig,
+        network: OpenVlaOftNetwork,
+        tokenizer: Tokenizer,
+        origin: PublicFolder | None = None,
+    ) -> None:
+        config.require(config.head != "tokens", "head", "l1 or diffusion here; OpenVlaOft is for tokens")
+        self.config = config
+        self._network, self._tokenizer, self._origin = network.eval(), tokenizer, origin
+        self._processor = PrismaticProcessor(config, tokenizer, config.proprio)
+        self._scaler = ActionScaler(config.action_bounds)
+
+    @classmethod
+    def create(cls, config: OpenVlaOftConfig, seed: int) -> "ContinuousOpenVlaOft":
+        """Random weights from `seed`; the global random state stays as it was."""
+        tokenizer = read_tokenizer(config.tokenizer_file)
+        return cls(config, checkpoint.random_network(config, seed), tokenizer)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        *,
+        head: Head = "l1",
+        norm_key: str | None = None,
+        normalization: Normalization = "bounds_q99",
+        dialect: Dialect = "openvla_oft",
+        cameras: tuple[str, ...] | None = ("image", "wrist_image"),
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "ContinuousOpenVlaOft":
+        """Read a checkpoint such as `moojink/openvla-7b-oft-finetuned-libero-spatial`; arguments as `OpenVlaOft.load`'s.
+
+        Args:
+            head: which head its `action_head` part holds; a checkpoint saved here knows.
+        """
+        origin = open_folder(folder)
+        config = checkpoint.config_of(origin, norm_key, normalization, dialect, cameras, head=head)
+        network = checkpoint.load_network(config, origin, dtype, device)
+        return cls(config, network, read_tokenizer(config.tokenizer_file), origin)
+
+    def save(self, folder: Path) -> None:
+        """Write the same layout to a new folder, all of it or nothing. Raises: CheckpointError."""
+        checkpoint.save(folder, self.checkpoint_tensors(), self.checkpoint_files(), self._origin)
+
+    def copy(self) -> "ContinuousOpenVlaOft":
+        """The same policy with weights of its own."""
+        return ContinuousOpenVlaOft(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
+
+    def adapted(self, lora: LoraConfig, seed: int) -> "ContinuousOpenVlaOft":
+        """The same policy, whose adapters are trained in place of its weights; it acts as before at first."""
+        config = msgspec.structs.replace(self.config, lora=lora)
+        network = with_weights(lambda: OpenVlaOftNetwork(config), self._network.state_dict(), seed)
+        return ContinuousOpenVlaOft(config, network, self._tokenizer, self._origin)
+
+    def merged(self) -> "ContinuousOpenVlaOft":
+        """The same policy with its adapters merged into the weights, to be saved for whoever knows no adapters."""
+        config = msgspec.structs.replace(self.config, lora=None)
+        network = with_weights(lambda: OpenVlaOftNetwork(config), merged_tensors(self._network), seed=0)
+        return ContinuousOpenVlaOft(config, network, self._tokenizer, self._origin)
+
+    @property
+    def network(self) -> OpenVlaOftNetwork:
+        """The parameters."""
+        return self._network
+
+    def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
+        """One row for each observation, on the network's device."""
+        return self._processor.prepare(observations, self._device)
+
+    def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+        """Numbers float32 [B, T], and their log-likelihoods float32 [B, T] (zeros under diffusion)."""
+        if self.config.head == "diffusion":
+            numbers = self._denoised(batch, samplings)
+            return numbers, torch.zeros_like(numbers)
+        centre = self._network.regress(batch).flatten(1).float()
+        scale = torch.tensor([sampling.temperature for sampling in samplings], device=centre.device)[:, None]
+        noise = _laplace(seeded_uniforms(samplings, centre.shape[1])).to(centre.device) * scale
+        is_greedy = torch.tensor([sampling.greedy for sampling in samplings], device=centre.device)[:, None]
+        numbers = torch.where(is_greedy, centre, centre + noise)
+        return numbers, _laplace_log_prob(numbers, centre, scale)
+
+    def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-likelihoods and entropies of given numbers, float32 [B, T] each.
+
+        Under diffusion: minus the squared error of the predicted noise at one random step a row, which is what imitation
+        needs and no likelihood.
+        """
+        numbers, device = tokens.to(self._device).float(), self._device
+        if self.config.head == "diffusion":
+            errors = self._noise_errors(batch, numbers)
+            return -errors, torch.zeros_like(errors)
+        scale = temperatures.to(device).float()[:, None]
+        log_prob = _laplace_log_prob(numbers, self._network.regress(batch).flatten(1).float(), scale)
+        return log_prob, (1.0 + torch.log(2.0 * scale)).expand_as(log_prob)
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the language model."""
+        return self.config.llm.hidden_size
+
+    def features(self, batch: PrismaticBatch) -> Tensor:
+        """The trunk's output, averaged over the places where the action is read, [B, feature_size]."""
+        return self._network.read(batch).mean(dim=1)
+
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        """float32 [B, H, D] in the environment's units to float32 [B, T] in [-1, 1]."""
+        expected = (self.config.chunk_size, self.config.action_dim)
+        if actions.ndim != 3 or actions.shape[1:] != expected:
+            raise ValueError(f"actions are {list(actions.shape)}, expected [B, {expected[0]}, {expected[1]}].")
+        return self._scaler.to_unit(actions).astype(np.float32).reshape(len(actions), -1)
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """float32 [B, T] to float32 [B, H, D], in the environment's units."""
+        return self._scaler.from_unit(tokens.reshape(len(tokens), self.config.chunk_size, self.config.action_dim))
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Parameters under their public names; views, not copies."""
+        return checkpoint.public_tensors(self._network)
+
+    def checkpoint_files(self) -> Mapping[str, bytes]:
+        """`config.json`, `tokenizer.json`, `vla_rl.json`, and what else a loaded folder held."""
+        return checkpoint.files_of(self.config, self._tokenizer, self._origin)
+
+    def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors with public names into the network; every name and shape has to fit."""
+        checkpoint.copy_tensors(self._network, tensors)
+
+    def _denoised(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> Tensor:
+        shape = (len(samplings), self.config.chunk_size, self.config.action_dim)
+        uniforms = seeded_uniforms(samplings, self.config.num_action_tokens).clamp(1e-12, 1.0 - 1e-12)
+        chunk = (math.sqrt(2.0) * torch.erfinv(2.0 * uniforms - 1.0)).float().view(shape).to(self._device)
+        for step in reversed(range(NUM_DENOISING_STEPS)):
+            steps = torch.full((len(samplings),), step, device=self._device)
+            chunk = denoise(chunk, self._network.predict_noise(batch, chunk, steps).float(), step)
+        return chunk.flatten(1)
+
+    def _noise_errors(self, batch: PrismaticBatch, numbers: Tensor) -> Tensor:
+        chunk = numbers.view(len(numbers), self.config.chunk_size, self.config.action_dim)
+        steps = torch.randint(NUM_DENOISING_STEPS, (len(chunk),), device=chunk.device)
+        noise = torch.randn_like(chunk)
+        predicted = self._network.predict_noise(batch, add_noise(chunk, noise, steps), steps)
+        return (predicted.float() - noise).square().flatten(1)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._network.parameters()).device
+
+
+def _laplace(uniforms: Tensor) -> Tensor:
+    """Standard Laplace noise from float64 numbers in [0, 1)."""
+    centred = (uniforms - 0.5).clamp(-0.5 + 1e-12, 0.5 - 1e-12)
+    return (-torch.sign(centred) * torch.log1p(-2.0 * centred.abs())).float()
+
+
+def _laplace_log_prob(numbers: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+    return -(numbers - centre).abs() / scale - torch.log(2.0 * scale)

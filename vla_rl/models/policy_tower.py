@@ -1,0 +1,72 @@
+"""The policy's own vision tower as SRPO's eye: what it sees of each observation, as it was when the run began."""
+
+import copy
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from vla_rl.algorithms import EmbeddingConfig
+from vla_rl.algorithms.srpo.moments import cannot_embed, evenly_spaced, stacked
+from vla_rl.engines import DeviceLane, PolicyModel
+from vla_rl.errors import ConfigError
+from vla_rl.types import Trajectory
+
+FRAMES_PER_BATCH: Final = 32
+
+
+class PolicyTowerEncoder:
+    """A `TrajectoryEncoder`: patch features of all cameras, averaged over the patches, moment by moment.
+
+    It owns a frozen copy of the tower, made now: embeddings of different updates stay comparable while the policy learns.
+
+    Args:
+        config: `num_frames` says how many moments.
+        model: the policy, whose network has a `vision_backbone` and whose batches have `images`.
+        lane: computes; shared with the policy and the learner.
+
+    Raises: ConfigError for a policy without a vision tower.
+    """
+
+    def __init__(self, config: EmbeddingConfig, model: PolicyModel[Any], lane: DeviceLane) -> None:
+        tower = getattr(model.network, "vision_backbone", None)
+        if not isinstance(tower, nn.Module):
+            raise ConfigError(
+                f"EmbeddingConfig.encoder is 'policy', but {type(model).__name__} has no vision tower; "
+                "expected 'pixels', 'state' or 'vjepa2'."
+            )
+        self._tower = copy.deepcopy(tower).eval().requires_grad_(False)
+        self._model, self._lane, self._num_frames = model, lane, config.num_frames
+
+    async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
+        """float32 [N, num_frames, D], from the observations of the decisions."""
+        rows = []
+        async with aclosing(self._lane.prepared_ahead(self._images, trajectories)) as prepared:
+            async for _, images in prepared:
+                vectors = [
+                    await self._lane.run(self._look, part, work="embed")
+                    for part in torch.split(images, FRAMES_PER_BATCH)
+                ]
+                rows.append(np.concatenate(vectors))
+        return stacked(trajectories, rows)
+
+    def _images(self, trajectory: Trajectory) -> torch.Tensor:
+        """uint8 [T, cameras, 3, S, S], as the policy's own processor makes them."""
+        observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+        chosen = [observations[int(index)] for index in evenly_spaced(len(observations), self._num_frames)]
+        try:
+            images: torch.Tensor = self._model.prepare(chosen).images
+        except ValueError as error:
+            raise cannot_embed(trajectory, str(error)) from error
+        return images
+
+    @torch.inference_mode()
+    def _look(self, images: torch.Tensor) -> NDArray[np.float32]:
+        device = next(self._tower.parameters()).device
+        patches: torch.Tensor = self._tower(images.to(device))
+        features: NDArray[np.float32] = patches.float().mean(dim=1).cpu().numpy()
+        return features

@@ -1,0 +1,155 @@
+"""Configuration that both OpenVLA families share: towers, trunk, tokenizer, images and the meaning of actions."""
+
+from typing import Final, Literal
+
+import msgspec
+
+from vla_rl.models.images.names import ImagePipelineName
+from vla_rl.models.prismatic.action_tokens import ActionBounds
+from vla_rl.types import Config
+
+
+class VisionTowerConfig(Config, frozen=True, kw_only=True):
+    """One ViT, by its timm name."""
+
+    timm_id: str
+    """Architecture in timm, such as `vit_so400m_patch14_siglip_224`."""
+
+    overrides: dict[str, int | float] = msgspec.field(default_factory=dict)
+    """Arguments of the timm architecture that differ, such as `{"depth": 3, "embed_dim": 64, "num_heads": 2}`."""
+
+
+class LlmConfig(Config, frozen=True, kw_only=True):
+    """The Llama trunk. The defaults are those of OpenVLA's 7B checkpoints."""
+
+    hidden_size: int = 4096
+    """Width of a token."""
+
+    intermediate_size: int = 11008
+    """Width inside the MLPs."""
+
+    num_layers: int = 32
+    """Transformer blocks."""
+
+    num_heads: int = 32
+    """Attention heads; each has hidden_size / num_heads channels."""
+
+    vocab_size: int = 32000
+    """Token ids without padding ids; the last `num_bins` of them are the action tokens."""
+
+    pad_to_multiple_of: int = 64
+    """The embedding table has room for a padding token and is rounded up to a multiple of this."""
+
+    rms_norm_eps: float = 1e-6
+    """Not Llama-2's 1e-5: the public checkpoints run with Llama's library default."""
+
+    rope_inv_freq_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the rotary frequencies. RLinf's runs rounded them to bfloat16; only their numbers need that."""
+
+    def __post_init__(self) -> None:
+        for field in (
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "vocab_size",
+            "pad_to_multiple_of",
+        ):
+            self.require(getattr(self, field) >= 1, field, "at least 1")
+        divides = self.hidden_size % (2 * self.num_heads) == 0
+        self.require(divides, "num_heads", f"a divisor of hidden_size = {self.hidden_size} with an even quotient")
+
+    @property
+    def pad_token_id(self) -> int:
+        """The first id after the vocabulary."""
+        return self.vocab_size
+
+    @property
+    def table_size(self) -> int:
+        """Rows of the embedding table and of the head."""
+        return -(-(self.vocab_size + 1) // self.pad_to_multiple_of) * self.pad_to_multiple_of
+
+
+class ProprioConfig(Config, frozen=True, kw_only=True):
+    """Proprioception as one token."""
+
+    key: str = "state"
+    """Observation key, float32 [D]."""
+
+    low: tuple[float, ...]
+    """Value that becomes -1, dimension by dimension; smaller ones are clipped."""
+
+    high: tuple[float, ...]
+    """Value that becomes 1; larger ones are clipped."""
+
+    def __post_init__(self) -> None:
+        self.require(len(self.low) > 0, "low", "one number for each dimension")
+        self.require(len(self.high) == len(self.low), "high", f"{len(self.low)} numbers, as many as low has")
+        rising = all(low <= high for low, high in zip(self.low, self.high, strict=True))
+        self.require(rising, "high", f"not below low = {self.low} in any dimension")
+
+
+LIBERO_PROPRIO: Final = ProprioConfig(
+    low=(-0.6, -0.6, -0.1, -3.6, -3.6, -3.6, -0.045, -0.045), high=(0.6, 0.6, 1.5, 3.6, 3.6, 3.6, 0.045, 0.045)
+)
+"""Hand position [m], its axis-angle [rad] and both finger positions [m], over all of LIBERO's scenes."""
+
+
+class LoraConfig(Config, frozen=True, kw_only=True):
+    """Low-rank adapters; the defaults are those that OpenVLA and OpenVLA-OFT were fine-tuned with."""
+
+    rank: int = 32
+    """Inner width of an adapter."""
+
+    alpha: int = 16
+    """The adapter's share is alpha / rank."""
+
+    def __post_init__(self) -> None:
+        self.require(self.rank >= 1, "rank", "at least 1")
+        self.require(self.alpha >= 1, "alpha", "at least 1")
+
+
+class PrismaticConfig(Config, frozen=True, kw_only=True):
+    """What a policy of either family is built from. The defaults are the public 7B checkpoints' shape."""
+
+    featurizer: VisionTowerConfig = VisionTowerConfig(timm_id="vit_large_patch14_reg4_dinov2.lvd142m")
+    """The DINOv2 tower."""
+
+    fused_featurizer: VisionTowerConfig = VisionTowerConfig(timm_id="vit_so400m_patch14_siglip_224")
+    """The SigLIP tower."""
+
+    image_size: int = 224
+    """Side in pixels that both towers see; frames of another size are resized."""
+
+    images: ImagePipelineName = "exact"
+    """How frames become what the towers see; see `vla_rl.models.images`."""
+
+    cameras: tuple[str, ...] = ("image",)
+    """Observation keys of the images, in the order of the sequence."""
+
+    llm: LlmConfig = LlmConfig()
+
+    tokenizer_file: str
+    """A `tokenizer.json` of the tokenizers library, beginning with BOS; checkpoints carry their own copy."""
+
+    num_bins: int = 256
+    """Action tokens: bins of every action dimension."""
+
+    action_bounds: ActionBounds
+    """What the bins mean in the environment's units; also says how many action dimensions there are."""
+
+    norm_key: str = "default"
+    """Name of the action statistics in the public layout's `norm_stats`."""
+
+    lora: LoraConfig | None = None
+    """Adapters that are trained in place of the weights; none trains everything."""
+
+    def __post_init__(self) -> None:
+        self.require(self.image_size >= 14, "image_size", "at least one patch of 14 pixels")
+        self.require(len(self.cameras) >= 1, "cameras", "at least one observation key")
+        self.require(3 <= self.num_bins < self.llm.vocab_size, "num_bins", "at least 3 and below the vocabulary's size")
+
+    @property
+    def action_dim(self) -> int:
+        """Numbers in one control step."""
+        return self.action_bounds.action_dim

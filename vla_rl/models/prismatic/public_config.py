@@ -1,0 +1,179 @@
+"""`config.json` of the public checkpoints, and beside it `vla_rl.json` for what the public layout has no place for.
+
+The public file stays as its makers wrote it, byte for byte, through a load and a save; tower overrides, cameras, chunk size,
+gripper, head and dialect stand in ours. A public folder has none, and means the defaults.
+"""
+
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from vla_rl.errors import CheckpointError
+from vla_rl.models.images.names import ImagePipelineName
+from vla_rl.models.prismatic.config import LlmConfig, LoraConfig, PrismaticConfig, ProprioConfig, VisionTowerConfig
+from vla_rl.models.prismatic.statistics import Normalization
+
+CONFIG_FILE: Final = "config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+EXTENSION_FILE: Final = "vla_rl.json"
+ARCHITECTURE: Final = "no-align+fused-gelu-mlp"
+
+
+class TextConfig(msgspec.Struct, kw_only=True):
+    """The trunk; the defaults are the library's, which the public files leave out."""
+
+    model_type: str = "llama"
+    vocab_size: int = 32064
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    rms_norm_eps: float = 1e-6
+    pad_token_id: int = 32000
+
+
+class Extension(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the public layout has no place for. The defaults are what the public LIBERO checkpoints mean."""
+
+    family: str | None = None
+    norm_key: str | None = None
+    normalization: Normalization | None = None
+    cameras: tuple[str, ...] | None = None
+    images: ImagePipelineName | None = None
+    proprio_key: str = "state"
+    chunk_size: int | None = None
+    gripper: Literal["signed", "openvla"] = "openvla"
+    head: str | None = None
+    has_film: bool = False
+    has_stop_token: bool = True
+    vocabulary: Literal["all", "actions"] = "all"
+    rope_inv_freq_dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: LoraConfig | None = None
+    featurizer_overrides: dict[str, int | float] = {}
+    fused_featurizer_overrides: dict[str, int | float] = {}
+
+
+class PublicConfig(msgspec.Struct, kw_only=True):
+    """The fields of `config.json` that decide something."""
+
+    architectures: tuple[str, ...] = ("OpenVLAForActionPrediction",)
+    model_type: str = "openvla"
+    arch_specifier: str = ARCHITECTURE
+    image_resize_strategy: str = "resize-naive"
+    image_sizes: tuple[int, int]
+    timm_model_ids: tuple[str, str]
+    timm_override_act_layers: tuple[str | None, str | None] = (None, None)
+    use_fused_vision_backbone: bool = True
+    n_action_bins: int = 256
+    pad_to_multiple_of: int = 64
+    pad_token_id: int = 32000
+    norm_stats: dict[str, Any]
+    use_proprio: bool = False
+    proprio_dim: int | None = None
+    text_config: TextConfig
+
+
+def read_public_config(folder: Path) -> PublicConfig:
+    """Read and check `config.json`. Raises: CheckpointError where it is none, or of another architecture."""
+    path = folder / CONFIG_FILE
+    try:
+        public = msgspec.json.decode(path.read_bytes(), type=PublicConfig)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}); expected a folder with {CONFIG_FILE}, {TOKENIZER_FILE} and "
+            "model.safetensors, whole or in shards."
+        ) from error
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path} is not an OpenVLA config: {error}") from error
+    for name, expected in (
+        ("model_type", "openvla"),
+        ("arch_specifier", ARCHITECTURE),
+        ("use_fused_vision_backbone", True),
+        ("image_resize_strategy", "resize-naive"),
+    ):
+        if getattr(public, name) != expected:
+            raise CheckpointError(f"{path}: {name} is {getattr(public, name)!r}, expected {expected!r}.")
+    table_size = LlmConfig(vocab_size=public.pad_token_id, pad_to_multiple_of=public.pad_to_multiple_of).table_size
+    if public.text_config.vocab_size != table_size:
+        raise CheckpointError(
+            f"{path}: text_config.vocab_size is {public.text_config.vocab_size}, expected {table_size}: "
+            f"pad_token_id = {public.pad_token_id} and its padding, rounded up to {public.pad_to_multiple_of}."
+        )
+    return public
+
+
+def shared_config(public: PublicConfig, extension: Extension, folder: Path) -> dict[str, Any]:
+    """Arguments of `PrismaticConfig` that `config.json` alone decides."""
+    text = public.text_config
+    featurizer, fused_featurizer = public.timm_model_ids
+    return {
+        "featurizer": VisionTowerConfig(timm_id=featurizer, overrides=extension.featurizer_overrides),
+        "fused_featurizer": VisionTowerConfig(timm_id=fused_featurizer, overrides=extension.fused_featurizer_overrides),
+        "image_size": public.image_sizes[0],
+        "llm": LlmConfig(
+            hidden_size=text.hidden_size,
+            intermediate_size=text.intermediate_size,
+            num_layers=text.num_hidden_layers,
+            num_heads=text.num_attention_heads,
+            vocab_size=public.pad_token_id,  # the padding token is the first id after the vocabulary
+            pad_to_multiple_of=public.pad_to_multiple_of,
+            rms_norm_eps=text.rms_norm_eps,
+            rope_inv_freq_dtype=extension.rope_inv_freq_dtype,
+        ),
+        "tokenizer_file": str(folder / TOKENIZER_FILE),
+        "num_bins": public.n_action_bins,
+        "lora": extension.lora,
+    }
+
+
+def public_config(
+    config: PrismaticConfig, norm_stats: dict[str, Any], proprio: ProprioConfig | None = None
+) -> PublicConfig:
+    """The public form of what both families share."""
+    llm = config.llm
+    return PublicConfig(
+        image_sizes=(config.image_size, config.image_size),
+        timm_model_ids=(config.featurizer.timm_id, config.fused_featurizer.timm_id),
+        n_action_bins=config.num_bins,
+        pad_to_multiple_of=llm.pad_to_multiple_of,
+        pad_token_id=llm.pad_token_id,
+        norm_stats=norm_stats,
+        use_proprio=proprio is not None,
+        proprio_dim=None if proprio is None else len(proprio.low),
+        text_config=TextConfig(
+            vocab_size=llm.table_size,
+            hidden_size=llm.hidden_size,
+            intermediate_size=llm.intermediate_size,
+            num_hidden_layers=llm.num_layers,
+            num_attention_heads=llm.num_heads,
+            rms_norm_eps=llm.rms_norm_eps,
+            pad_token_id=llm.pad_token_id,
+        ),
+    )
+
+
+def read_extension(folder: Path) -> Extension:
+    """Read `vla_rl.json`; the defaults where there is none. Raises: CheckpointError where it cannot be read."""
+    path = folder / EXTENSION_FILE
+    if not path.is_file():
+        return Extension()
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Extension)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def as_text(value: PublicConfig | Extension) -> bytes:
+    """The text of a new file."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)
+
+
+def public_name(name: str) -> str:
+    """A parameter's name in public files: LayerScale's factor is called `scale_factor` there."""
+    return name.replace(".ls1.gamma", ".ls1.scale_factor").replace(".ls2.gamma", ".ls2.scale_factor")
+
+
+def inner_name(name: str) -> str:
+    """The inverse of `public_name`: timm's own name."""
+    return name.replace(".ls1.scale_factor", ".ls1.gamma").replace(".ls2.scale_factor", ".ls2.gamma")

@@ -1,0 +1,59 @@
+"""The small files of a saved checkpoint: what a loaded folder held, as it was, and ours beside it."""
+
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from vla_rl.errors import ConfigError
+from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
+from vla_rl.models.prismatic.folder import PublicFolder
+from vla_rl.models.prismatic.public_config import (
+    CONFIG_FILE,
+    EXTENSION_FILE,
+    TOKENIZER_FILE,
+    Extension,
+    as_text,
+    public_config,
+)
+
+
+def read_tokenizer(file: str) -> Tokenizer:
+    """A `tokenizer.json`. Raises: ConfigError where it is none."""
+    try:
+        return Tokenizer.from_file(file)
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise ConfigError(f"tokenizer_file is {file!r}, expected a tokenizer.json: {error}") from error
+
+
+def checkpoint_files(
+    config: PrismaticConfig,
+    extension: Extension,
+    tokenizer: Tokenizer,
+    origin: PublicFolder | None,
+    proprio: ProprioConfig | None = None,
+) -> dict[str, bytes]:
+    """Files beside the weights.
+
+    Args:
+        config: of the policy.
+        extension: what the public `config.json` has no place for.
+        tokenizer: written where the loaded folder had none.
+        origin: the folder that the policy came from; None for one that was made here.
+        proprio: its scaling, for a policy that was made here.
+    """
+    files = {} if origin is None else dict(origin.files)
+    if TOKENIZER_FILE not in files:
+        files[TOKENIZER_FILE] = tokenizer.to_str(pretty=True).encode()
+    if CONFIG_FILE not in files:
+        files[CONFIG_FILE] = as_text(public_config(config, _statistics(config, proprio), proprio))
+    if extension != Extension():
+        files[EXTENSION_FILE] = as_text(extension)
+    return files
+
+
+def _statistics(config: PrismaticConfig, proprio: ProprioConfig | None) -> dict[str, Any]:
+    bounds = config.action_bounds
+    statistics: dict[str, Any] = {"action": {"q01": bounds.low, "q99": bounds.high, "mask": bounds.is_scaled}}
+    if proprio is not None:
+        statistics["proprio"] = {"q01": proprio.low, "q99": proprio.high}
+    return {config.norm_key: statistics}

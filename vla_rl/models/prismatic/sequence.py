@@ -1,0 +1,34 @@
+"""Rows of different length as one batch: where tokens stand, and who is padding.
+
+Every row has the positions that it would have alone: tokens first, padding last.
+"""
+
+import torch
+from torch import Tensor
+
+
+def is_token(lengths: Tensor, num_positions: int) -> Tensor:
+    """bool [B, L]: True for the first `lengths` int64 [B] positions of each row."""
+    return torch.arange(num_positions, device=lengths.device) < lengths[:, None]
+
+
+def both_ways(lengths: Tensor, num_positions: int) -> Tensor:
+    """bool [B, 1, L, L] attention mask: every position sees every token of its row, in front of it or behind."""
+    return is_token(lengths, num_positions)[:, None, None, :].expand(-1, 1, num_positions, -1)
+
+
+def put_after(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tensor:
+    """Ids `tail` int64 [B, T] straight behind the first `lengths` ids of `rows` int64 [B, P]: int64 [B, P + T]."""
+    width, num_tail = rows.shape[1], tail.shape[1]
+    place = torch.arange(width + num_tail, device=rows.device) - lengths[:, None]
+    padded = torch.nn.functional.pad(rows, (0, num_tail), value=fill).masked_fill(place >= 0, fill)
+    if num_tail == 0:
+        return padded
+    in_tail = (place >= 0) & (place < num_tail)
+    return torch.where(in_tail, tail.gather(1, place.clamp(0, num_tail - 1)), padded)
+
+
+def read_from(hidden: Tensor, first: Tensor, num_read: int) -> Tensor:
+    """[B, num_read, D]: consecutive positions of `hidden` [B, L, D], row by row from `first` int64 [B] on."""
+    index = first[:, None] + torch.arange(num_read, device=first.device)
+    return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))

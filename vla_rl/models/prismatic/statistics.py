@@ -1,0 +1,88 @@
+"""What -1 and 1 mean, from the statistics that a checkpoint carries: `dataset_statistics.json` over `config.json`'s own.
+
+A wrong set of statistics costs tens of points in silence, so nothing is guessed: the key is asked for, or there is one.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from vla_rl.errors import CheckpointError
+from vla_rl.models.prismatic.action_tokens import ActionBounds
+from vla_rl.models.prismatic.config import ProprioConfig
+
+STATISTICS_FILE: Final = "dataset_statistics.json"
+NO_NOOPS: Final = "_no_noops"
+"""Suffix of the statistics of LIBERO's data without idle steps; asking for `libero_goal` finds either."""
+
+Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
+"""`bounds_q99`: the 1st and 99th percentile (LIBERO, Bridge). `bounds`: least and greatest value (ALOHA)."""
+
+
+class Range(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Statistics of one vector; the fields that nobody needs here are not read."""
+
+    q01: tuple[float, ...] | None = None
+    q99: tuple[float, ...] | None = None
+    min: tuple[float, ...] | None = None
+    max: tuple[float, ...] | None = None
+    mask: tuple[bool, ...] | None = None
+
+
+class Statistics(msgspec.Struct, kw_only=True):
+    """Of one training set."""
+
+    action: Range
+    proprio: Range | None = None
+
+
+def read_statistics(folder: Path, in_config: Mapping[str, Any]) -> dict[str, Statistics]:
+    """All sets of a checkpoint folder by key. Raises: CheckpointError for a file that holds something else."""
+    path = folder / STATISTICS_FILE
+    try:
+        in_file = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+        return msgspec.convert({**in_config, **in_file}, dict[str, Statistics])
+    except (OSError, msgspec.DecodeError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read as action statistics: {error}") from error
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"the action statistics of {folder} are not as expected: {error}") from error
+
+
+def choose_key(statistics: Mapping[str, Statistics], asked: str | None, folder: Path) -> str:
+    """The key that is meant. Raises: CheckpointError listing the keys there are."""
+    if asked is None and len(statistics) == 1:
+        return next(iter(statistics))
+    for key in () if asked is None else (asked, asked + NO_NOOPS):
+        if key in statistics:
+            return key
+    wanted = f"no {asked!r}" if asked is not None else "more than one set, and none was chosen (norm_key)"
+    raise CheckpointError(f"{folder} has action statistics with {wanted}; it has {sorted(statistics)}.")
+
+
+def bounds_of(
+    statistics: Statistics, normalization: Normalization, *, gripper: Literal["signed", "openvla"], epsilon: float
+) -> ActionBounds:
+    """What the action tokens mean. Raises: CheckpointError where the wanted statistics are not there."""
+    low, high = _ends(statistics.action, normalization, "action")
+    mask = statistics.action.mask or (True,) * len(low)
+    return ActionBounds(low=low, high=high, is_scaled=mask, gripper=gripper, epsilon=epsilon)
+
+
+def proprio_of(statistics: Statistics, normalization: Normalization, key: str) -> ProprioConfig | None:
+    """How proprioception is scaled; None where the set has none."""
+    if statistics.proprio is None:
+        return None
+    low, high = _ends(statistics.proprio, normalization, "proprio")
+    return ProprioConfig(key=key, low=low, high=high)
+
+
+def _ends(ends: Range, normalization: Normalization, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    names = ("q01", "q99") if normalization == "bounds_q99" else ("min", "max")
+    low, high = (getattr(ends, field) for field in names)
+    if not low or not high or len(low) != len(high):
+        raise CheckpointError(
+            f"the {name} statistics have no {names[0]} and {names[1]} of one length, which {normalization} needs."
+        )
+    return low, high

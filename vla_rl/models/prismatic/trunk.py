@@ -1,0 +1,103 @@
+"""The Llama trunk as transformers builds it, made to look one way or both, with positions that stay exact.
+
+Two things ruin a policy without an error: a causal mask under OpenVLA-OFT (tens of points), and rotary frequencies rounded
+by a cast to bfloat16 (a phase error of 0.4 rad at position 300). The first is checked by `refuse_causal`; the second
+cannot happen to `ExactRotary`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
+
+# isort: split
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from vla_rl.errors import ConfigError
+from vla_rl.models.prismatic.config import LlmConfig
+
+
+class ExactRotary(LlamaRotaryEmbedding):
+    """Rotary positions whose frequencies are float32 whatever the module around them is cast to.
+
+    Args:
+        config: of the trunk.
+        rounds_to_bfloat16: round the frequencies once, to reproduce runs in which they were.
+    """
+
+    def __init__(self, config: LlamaConfig, rounds_to_bfloat16: bool) -> None:
+        super().__init__(config)
+        self._rounds_to_bfloat16 = rounds_to_bfloat16
+        self.materialise(self.inv_freq.device)
+
+    def materialise(self, device: torch.device) -> None:
+        """Compute the frequencies anew on `device`: a network built on the meta device has none."""
+        with torch.device(device):
+            frequencies, _ = self.compute_default_rope_parameters(self.config)
+        if self._rounds_to_bfloat16:
+            frequencies = frequencies.bfloat16().float()
+        self.inv_freq, self.original_inv_freq = (
+            nn.Buffer(frequencies, persistent=False),
+            nn.Buffer(frequencies.clone(), persistent=False),
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.materialise(self.inv_freq.device)
+        return self
+
+
+def build_trunk(config: LlmConfig, *, is_causal: bool) -> LlamaForCausalLM:
+    """A Llama with the public parameter names; the rest of its configuration is the library's defaults."""
+    llama = LlamaConfig(
+        vocab_size=config.table_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        rms_norm_eps=config.rms_norm_eps,
+        pad_token_id=config.pad_token_id,
+        use_cache=False,
+    )
+    # what every attention implementation and mask function of transformers reads
+    llama.is_causal = is_causal
+    trunk = LlamaForCausalLM(llama)  # type: ignore[no-untyped-call]
+    trunk.model.rotary_emb = ExactRotary(llama, config.rope_inv_freq_dtype == "bfloat16")
+    # masks made here are boolean, which eager attention would add as 0 and 1
+    trunk.set_attn_implementation("sdpa")
+    return trunk
+
+
+def refuse_causal(attend: Callable[[Tensor, Tensor], Tensor], width: int, like: Tensor) -> None:
+    """Raise ConfigError unless the first of three tokens sees the last one.
+
+    Args:
+        attend: (embedded tokens [B, L, D], lengths [B]) -> hidden states [B, L, D].
+        width: D.
+        like: a parameter, for device and dtype.
+    """
+    tokens = torch.linspace(-1.0, 1.0, 3 * width, device=like.device).view(1, 3, width).to(like.dtype)
+    changed = torch.cat([tokens[:, :2], -tokens[:, 2:]], dim=1)
+    lengths = torch.tensor([3], device=like.device)
+    with torch.no_grad():
+        before, after = (attend(sequence, lengths)[0, 0] for sequence in (tokens, changed))
+    if torch.equal(before, after):
+        raise ConfigError(
+            "the trunk attends causally: its first token does not see its last one. OpenVLA-OFT decodes in parallel and "
+            "needs attention both ways; a causal trunk runs without complaint and loses tens of points. "
+            "Take sdpa attention with the network's own mask."
+        )
+
+
+def materialise(network: nn.Module, device: torch.device | str) -> None:
+    """Compute what no checkpoint holds (positions, constants) of a network that was built on the meta device."""
+    for module in network.modules():
+        compute: Any = getattr(module, "materialise", None)
+        if compute is not None:
+            compute(torch.device(device))
+    left = [name for name, tensor in (*network.named_parameters(), *network.named_buffers()) if tensor.is_meta]
+    if left:
+        raise ConfigError(f"{len(left)} tensors were neither loaded nor computed: {', '.join(left[:8])}.")

@@ -1,0 +1,266 @@
+"""Weights of a public checkpoint: from safetensors files straight into a network that was built without memory.
+
+    folder ─► which file holds which tensor ─► names checked ─► room checked ─► one tensor at a time: read, cast, assigned
+
+The network is built on the meta device, so that host memory holds the file's bytes once and nothing else. Names are strict
+both ways: what the network expects and the files lack, or the other way round, is listed before anything is read.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+import psutil
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from vla_rl.engines.atomic_folder import MANIFEST, verify_folder, writing_folder
+from vla_rl.errors import CheckpointError
+
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
+SHARD_BYTES: Final = 5 * 10**9
+"""Largest file that is written; public checkpoints keep to about this."""
+
+NAMES_SHOWN: Final = 8
+
+
+class _Metadata(msgspec.Struct):
+    total_size: int
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+    metadata: _Metadata | None = None
+
+
+def tensor_files(folder: Path) -> dict[str, str]:
+    """Which file of `folder` holds each tensor. Raises: CheckpointError for a folder without weights or missing shards."""
+    if (folder / INDEX_FILE).is_file():
+        files = _decode(folder / INDEX_FILE, _Index).weight_map
+        missing = sorted({name for name in files.values() if not (folder / name).is_file()})
+        if missing:
+            raise CheckpointError(
+                f"{folder} lacks {_some(missing)} of {len(set(files.values()))} shards that {INDEX_FILE} lists; "
+                "download them, the rest is of no use without."
+            )
+        return files
+    path = folder / SINGLE_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{folder} holds no weights; expected {SINGLE_FILE}, or {INDEX_FILE} and its shards.")
+    with _opened(path) as file:
+        return dict.fromkeys(file.keys(), SINGLE_FILE)
+
+
+def load_weights(
+    network: nn.Module,
+    folder: Path,
+    *,
+    inner_name: Callable[[str], str],
+    beside: Mapping[str, Tensor] = MappingProxyType({}),
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Assign the folder's tensors to `network`, which may be on the meta device.
+
+    Args:
+        network: its parameters' names and shapes say what is expected.
+        folder: a checkpoint in the public layout.
+        inner_name: the network's name for a public one.
+        beside: tensors by public name that stand in files of their own.
+        dtype: of the parameters; None takes them as they are in the files.
+        device: where the parameters go.
+
+    Raises: CheckpointError naming missing, unknown, misshapen, damaged or non-finite tensors, or the memory that lacks.
+    """
+    if (folder / MANIFEST).is_file():
+        verify_folder(folder)
+    by_file: dict[str, list[str]] = {}
+    for name, file in tensor_files(folder).items():
+        by_file.setdefault(file, []).append(name)
+    held = {**_shapes_in(folder, by_file), **_shapes(beside)}
+    expected = network.state_dict()
+    _refuse_others(_shapes(expected), {inner_name(name): shape for name, shape in held.items()})
+    _check_room(sum(tensor.numel() for tensor in expected.values()), dtype or torch.bfloat16, torch.device(device))
+    for name, tensor in _all_tensors(folder, by_file, beside):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{name} in {folder} has numbers that are not finite; the file is damaged.")
+        moved = tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+        _assign(network, inner_name(name), moved)
+
+
+def check_names(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError unless both have the same names with the same shapes."""
+    _refuse_others(_shapes(expected), _shapes(found))
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _refuse_others(expected: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> None:
+    misshapen = [
+        f"{name} {found[name]} instead of {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    kinds = (
+        ("missing", sorted(expected.keys() - found.keys())),
+        ("unknown", sorted(found.keys() - expected.keys())),
+        ("of another shape", misshapen),
+    )
+    complaints = [f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds if names]
+    if complaints:
+        raise CheckpointError(
+            f"the checkpoint's tensors do not fit the network of its config ({len(expected)} expected): "
+            + "; ".join(complaints)
+        )
+
+
+def write_weights(
+    folder: Path, tensors: Mapping[str, Tensor], files: Mapping[str, bytes], index: bytes | None = None
+) -> None:
+    """Write a checkpoint folder, all of it or nothing: one file of weights, or shards and their index where it is large.
+
+    Args:
+        folder: must not exist yet.
+        tensors: by public name.
+        files: small files beside them.
+        index: of the folder that the weights came from; they are split as it says where it still fits.
+    """
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    shards = _shards_of(index, tensors, num_bytes)
+    if shards is None:
+        shards, index = _shards(tensors), None
+    with writing_folder(folder, num_bytes + sum(map(len, files.values()))) as writer:
+        for name, shard in shards.items():
+            writer.write_tensors(name, shard)
+        if len(shards) > 1 and index is None:
+            weight_map = {key: name for name, shard in shards.items() for key in shard}
+            index = msgspec.json.format(msgspec.json.encode(_Index(weight_map, _Metadata(num_bytes))), indent=2)
+        if index is not None:
+            writer.write_bytes(INDEX_FILE, index)
+        for name, data in files.items():
+            writer.write_bytes(name, data)
+
+
+def load_part(path: Path) -> dict[str, Tensor]:
+    """A `.pt` part of the reference code, such as an action head: tensors by name, without DDP's prefix, no pickle run."""
+    try:
+        part = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever its unpickler met
+        raise CheckpointError(f"{path} cannot be read as plain tensors: {error}") from error
+    if not isinstance(part, dict) or not all(isinstance(tensor, Tensor) for tensor in part.values()):
+        raise CheckpointError(f"{path} holds no tensors by name; expected a state dict.")
+    return {name.removeprefix("module."): tensor for name, tensor in part.items()}
+
+
+def find_part(folder: Path, name: str) -> Path | None:
+    """The one file `*<name>*checkpoint*` of a folder, or None. Raises: CheckpointError where there are several."""
+    found = sorted(path for path in folder.glob(f"*{name}*") if "checkpoint" in path.name and path.is_file())
+    if len(found) > 1:
+        raise CheckpointError(f"{folder} holds {_some([path.name for path in found])}; expected one file for {name}.")
+    return found[0] if found else None
+
+
+def _shards_of(
+    index: bytes | None, tensors: Mapping[str, Tensor], num_bytes: int
+) -> dict[str, dict[str, Tensor]] | None:
+    """The shards of a loaded index, or None where it was none, or speaks of other tensors."""
+    loaded = msgspec.json.decode(index, type=_Index) if index is not None else None
+    if loaded is None or loaded.weight_map.keys() != tensors.keys():
+        return None
+    if loaded.metadata is None or loaded.metadata.total_size != num_bytes:
+        return None
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, file in loaded.weight_map.items():
+        parts.setdefault(file, {})[name] = tensors[name]
+    return parts
+
+
+def _shards(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if parts[-1] and size + tensor.nbytes > SHARD_BYTES:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.nbytes
+    if len(parts) == 1:
+        return {SINGLE_FILE: parts[0]}
+    return {f"model-{number:05d}-of-{len(parts):05d}.safetensors": part for number, part in enumerate(parts, start=1)}
+
+
+def _shapes_in(folder: Path, by_file: Mapping[str, list[str]]) -> dict[str, list[int]]:
+    """Shapes by name, from the files' headers alone."""
+    shapes: dict[str, list[int]] = {}
+    for file, names in by_file.items():
+        with _opened(folder / file) as opened:
+            lost = sorted(set(names) - set(opened.keys()))
+            if lost:
+                raise CheckpointError(f"{folder / file} lacks {_some(lost)}, which {INDEX_FILE} says it holds.")
+            shapes |= {name: opened.get_slice(name).get_shape() for name in names}
+    return shapes
+
+
+def _check_room(num_parameters: int, dtype: torch.dtype, device: torch.device) -> None:
+    needed = num_parameters * dtype.itemsize
+    if device.type == "cuda":
+        free, place = torch.cuda.mem_get_info(device)[0], f"{device} has {{}} GB free"
+    else:
+        free, place = psutil.virtual_memory().available, "{} GB are available"
+    if needed > free:
+        raise CheckpointError(
+            f"the weights need {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, but "
+            + place.format(f"{free / 1e9:.1f}")
+            + "; choose another device or a smaller dtype."
+        )
+
+
+def _all_tensors(
+    folder: Path, by_file: Mapping[str, list[str]], beside: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    for file, names in by_file.items():
+        yield from _tensors(folder / file, names)
+    yield from beside.items()
+
+
+def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    with _opened(path) as file:
+        for name in names:
+            try:
+                yield name, file.get_tensor(name)
+            except SafetensorError as error:
+                raise CheckpointError(f"{name} in {path} cannot be read: {error}; the file is damaged.") from error
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {error}; download it again.") from error
+
+
+def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
+    owner_name, _, leaf = name.rpartition(".")
+    owner = network.get_submodule(owner_name)
+    if leaf in owner._parameters:
+        owner.register_parameter(leaf, nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
+    else:
+        owner.register_buffer(leaf, tensor)
+
+
+def _decode(path: Path, type: type[_Index]) -> _Index:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,28 @@
+"""The encoder that a configuration names, with whatever it needs of the run."""
+
+from typing import Any
+
+from vla_rl.algorithms import EmbeddingConfig, ObservationEncoder, TrajectoryEncoder
+from vla_rl.engines import DeviceLane, PolicyModel
+
+
+def trajectory_encoder(config: EmbeddingConfig, model: PolicyModel[Any], lane: DeviceLane) -> TrajectoryEncoder:
+    """Make SRPO's encoder; to be called before the policy is trained or restored, as `policy` copies its tower.
+
+    Args:
+        config: which one.
+        model: the policy; its device is where `vjepa2` computes too.
+        lane: the device lane of the run.
+
+    Raises: ConfigError for a policy without a vision tower, or a folder that is no V-JEPA 2 checkpoint.
+    """
+    if config.encoder == "policy":
+        from vla_rl.models.policy_tower import PolicyTowerEncoder
+
+        return PolicyTowerEncoder(config, model, lane)
+    if config.encoder == "vjepa2":
+        from vla_rl.models.vjepa2 import VJepa2Encoder  # brings transformers, which takes seconds
+
+        device = next(model.network.parameters()).device
+        return VJepa2Encoder(config.vjepa2, config.image_key, lane, device)
+    return ObservationEncoder(config)

@@ -1,0 +1,79 @@
+"""V-JEPA 2 checkpoints as transformers writes them: checked first, then only the video encoder is kept."""
+
+from pathlib import Path
+from typing import Any
+
+from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
+
+# isort: split
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, VJEPA2Config, VJEPA2Model
+
+from vla_rl.algorithms import VJepa2Config
+from vla_rl.errors import ConfigError
+
+
+def check_folder(folder: str) -> None:
+    """Refuse a local folder that is no V-JEPA 2 checkpoint, before anything is loaded. A name on the hub passes.
+
+    Raises: ConfigError saying what was found instead.
+    """
+    looks_local = folder.startswith(("/", ".", "~")) or folder.count("/") != 1
+    if not Path(folder).is_dir() and looks_local:
+        raise ConfigError(
+            f"VJepa2Config.folder is {folder!r}, and there is no such folder; expected one with config.json and "
+            "model.safetensors, or a name on the hub such as 'facebook/vjepa2-vitg-fpc64-384'."
+        )
+    if Path(folder).is_dir():
+        _read_config(folder)
+
+
+def load_encoder(config: VJepa2Config) -> nn.Module:
+    """The encoder on the CPU, in the stated precision, for videos of the configured size; the predictor is left out.
+
+    Raises: ConfigError for what is no V-JEPA 2 checkpoint, lacks weights, or cannot be had.
+    """
+    model_config = _read_config(config.folder)
+    patch_size = model_config.patch_size
+    if not isinstance(patch_size, int) or config.image_size % patch_size:
+        raise ConfigError(
+            f"VJepa2Config.image_size is {config.image_size}, expected a multiple of the patches of "
+            f"{config.folder}, {patch_size} pixels."
+        )
+    # positions are rotary and computed from these two, so any size fits the weights
+    model_config.crop_size, model_config.frames_per_clip = config.image_size, config.num_frames
+    try:
+        loaded: Any = VJEPA2Model.from_pretrained(
+            config.folder,
+            config=model_config,
+            dtype=getattr(torch, config.precision),
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"V-JEPA 2 in {config.folder!r} cannot be loaded: {error}") from error
+    model, report = loaded
+    missing = sorted(name for name in report["missing_keys"] if "encoder." in name)
+    if missing:
+        raise ConfigError(
+            f"V-JEPA 2 in {config.folder!r} lacks {len(missing)} tensors of its encoder, the first is {missing[0]!r}."
+        )
+    encoder: nn.Module = model.encoder
+    return encoder.eval().requires_grad_(False)
+
+
+def _read_config(folder: str) -> VJEPA2Config:
+    try:
+        found, _ = PreTrainedConfig.get_config_dict(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"VJepa2Config.folder is {folder!r}, whose config.json cannot be read: {error}") from error
+    if not found:
+        raise ConfigError(
+            f"VJepa2Config.folder is {folder!r}, which holds no config.json; expected a V-JEPA 2 checkpoint."
+        )
+    if found.get("model_type") != "vjepa2":
+        raise ConfigError(
+            f"VJepa2Config.folder is {folder!r}, which holds a model of type {found.get('model_type')!r}, expected 'vjepa2'."
+        )
+    return VJEPA2Config.from_dict(found)
