@@ -1,6 +1,8 @@
 """Small policies, observations and trajectories for the tests of engines and learners."""
 
+import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -20,6 +22,8 @@ from vla_rl.types import (
     Trajectory,
     derive_seed,
 )
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 CHUNK_SIZE, ACTION_DIM = 2, 2
 

@@ -1,18 +1,17 @@
 """The learner: gradients that do not depend on how a batch is cut, versions that are whole, skips that are loud."""
 
 import asyncio
-import itertools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
+import own_losses
 import pytest
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms import clipped_surrogate
+from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.engines import (
     DeviceLane,
     DivergedError,
@@ -20,6 +19,7 @@ from vla_rl.engines import (
     Learner,
     LearnerConfig,
     OptimizerConfig,
+    PolicyMismatchError,
     TorchEngine,
 )
 from vla_rl.engines.decisions import decisions_of
@@ -53,6 +53,12 @@ def test_only_executed_control_steps_are_unmasked(policy: OpenVlaOft, play: Play
     assert decisions.temperature.tolist() == pytest.approx([1.2] * 7)
 
 
+def test_advantages_may_differ_from_token_to_token(policy: OpenVlaOft, play: Play) -> None:
+    by_token = np.arange(16.0).reshape(4, 4)
+    decisions = decisions_of(batch_of(play, policy), [0.5, by_token, np.array([1.0, 2.0])])
+    assert decisions.advantage.tolist() == [[0.5] * 4, *by_token.tolist(), [1.0] * 4, [2.0] * 4]
+
+
 def test_advantages_may_differ_from_decision_to_decision(policy: OpenVlaOft, play: Play) -> None:
     advantages = [0.5, np.array([1.0, 2.0, 3.0, 4.0]), -1.0]
     decisions = decisions_of(batch_of(play, policy), advantages)
@@ -63,8 +69,11 @@ def test_advantages_may_differ_from_decision_to_decision(policy: OpenVlaOft, pla
     ("advantages", "complaint"),
     [
         ((1.0, 2.0), "2 advantages for 3 trajectories"),
-        ((1.0, np.zeros(3), 1.0), r"the advantage of trajectory 1 is \[3\], expected one number or \[4\]"),
-        ((1.0, 1.0, float("nan")), "the advantage of trajectory 2 is not finite"),
+        (
+            (1.0, np.zeros(3), 1.0),
+            r"the advantage of episode 2 is \[3\], expected one number, \[4\] for its decisions, or \[4, 4\]",
+        ),
+        ((1.0, 1.0, float("nan")), "the advantage of episode 3 is not finite"),
     ],
 )
 def test_advantages_that_do_not_fit_are_refused(
@@ -120,7 +129,9 @@ async def test_the_gradient_is_that_of_the_formula(policy: OpenVlaOft, lane: Dev
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("aggregation", ["seq_mean_token_mean", "token_mean", "seq_mean_token_sum"])
+@pytest.mark.parametrize(
+    "aggregation", ["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
+)
 async def test_the_gradient_does_not_depend_on_the_micro_batches(
     policy: OpenVlaOft, lane: DeviceLane, play: Play, aggregation: str
 ) -> None:
@@ -128,7 +139,12 @@ async def test_the_gradient_does_not_depend_on_the_micro_batches(
     moments = []
     async with asyncio.timeout(100):
         for micro_batch in (100, 1, 3):
-            changes = config(micro_batch=micro_batch, aggregation=aggregation, entropy_coef=0.01)
+            changes = config(
+                micro_batch=micro_batch,
+                aggregation=aggregation,
+                trajectory_length=20.0 if aggregation == "seq_mean_token_sum_norm" else None,
+                entropy_coef=0.01,
+            )
             learner = Learner(policy.copy(), lane, changes)
             await learner.update(trajectories, ADVANTAGES)
             state = await learner.snapshot()
@@ -199,15 +215,12 @@ async def test_staleness_is_counted_and_stale_log_probs_are_not_compared(
     assert "update/log_prob_gap_max" not in second
 
 
-def _nan_loss(log_prob: Tensor, behavior: Tensor, advantage: Tensor, mask: Tensor) -> Any:
-    return clipped_surrogate(log_prob * torch.nan, behavior, advantage, mask, 0.2, 0.2)
-
-
 async def test_gradients_that_are_not_finite_skip_the_step_loudly_and_then_end_the_run(
     policy: OpenVlaOft, lane: DeviceLane, play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
     trajectories, before = batch_of(play, policy), parameters(policy)
-    learner = Learner(policy, lane, config(optimizer=OptimizerConfig(max_skips_in_a_row=2)), token_loss=_nan_loss)
+    loss = PolicyLossConfig(name="own_losses:nan_loss")
+    learner = Learner(policy, lane, config(optimizer=OptimizerConfig(max_skips_in_a_row=2), loss=loss))
     async with asyncio.timeout(60):
         report = await learner.update(trajectories, ADVANTAGES)
         assert report.metrics["update/skipped_steps"] == 1.0
@@ -221,22 +234,15 @@ async def test_gradients_that_are_not_finite_skip_the_step_loudly_and_then_end_t
 async def test_a_cancelled_update_leaves_no_gradient_behind(policy: OpenVlaOft, lane: DeviceLane, play: Play) -> None:
     trajectories = batch_of(play, policy)
     undisturbed = policy.copy()
-    num_calls, reached, go_on = itertools.count(1), threading.Event(), threading.Event()
-
-    def second_micro_batch_waits(log_prob: Tensor, behavior: Tensor, advantage: Tensor, mask: Tensor) -> Any:
-        if next(num_calls) == 2:
-            reached.set()
-            go_on.wait(30)
-        return clipped_surrogate(log_prob, behavior, advantage, mask, 0.2, 0.28)
-
     async with asyncio.timeout(60):
         await Learner(undisturbed, lane, config(micro_batch=1)).update(trajectories, ADVANTAGES)
-        learner = Learner(policy, lane, config(micro_batch=1), token_loss=second_micro_batch_waits)
+        loss = PolicyLossConfig(name="own_losses:second_micro_batch_waits")
+        learner = Learner(policy, lane, config(micro_batch=1, loss=loss))
         doomed = asyncio.create_task(learner.update(trajectories, ADVANTAGES))
-        await asyncio.to_thread(reached.wait, 30)
+        await asyncio.to_thread(own_losses.reached.wait, 30)
         assert policy.network.projector.fc1.weight.grad is not None
         doomed.cancel()
-        go_on.set()
+        own_losses.go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await doomed
         assert learner.weight_version == 0
@@ -259,3 +265,61 @@ async def test_a_restored_learner_goes_on_as_if_nothing_had_happened(
         assert other.weight_version == 1
         await other.update(trajectories, ADVANTAGES)
     assert torch.equal(parameters(policy), parameters(twin))
+
+
+def _parameters_and_moments(policy: OpenVlaOft, learner_state: Any) -> tuple[Tensor, Tensor]:
+    moments = [v.flatten() for k, v in learner_state.optimizer.items() if k.startswith("exp_avg/")]
+    return parameters(policy), torch.cat(moments)
+
+
+async def test_an_update_that_teaches_nothing_moves_neither_weights_nor_momentum(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play
+) -> None:
+    async with asyncio.timeout(60):
+        learner = Learner(policy, lane, config())
+        await learner.update(batch_of(play, policy), ADVANTAGES)
+        before = _parameters_and_moments(policy, await learner.snapshot())
+        report = await learner.update(batch_of(play, policy), [0.0, 0.0, 0.0])
+        after = _parameters_and_moments(policy, await learner.snapshot())
+    assert (report.weight_version, report.metrics["update/taught"]) == (2, 0.0)
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+async def test_an_advantage_on_masked_tokens_alone_teaches_nothing(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play
+) -> None:
+    after_the_end = np.array([[0.0, 0.0, 3.0, 3.0]])  # the chunk ended after its first control step, two of four tokens
+    before = parameters(policy)
+    async with asyncio.timeout(60):
+        report = await Learner(policy, lane, config()).update([play(policy, 1, 1)], [after_the_end])
+    assert report.metrics["update/taught"] == 0.0
+    assert torch.equal(parameters(policy), before)
+
+
+async def test_a_first_ratio_that_is_not_one_ends_the_run_before_the_weights_move(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play
+) -> None:
+    trajectories = batch_of(play, policy)
+    step = trajectories[0].steps[0]
+    lied = msgspec.structs.replace(
+        step, chunk=msgspec.structs.replace(step.chunk, log_probs=step.chunk.log_probs - 3.0)
+    )
+    # two of 22 tokens are off by 3: 6 / 22 on average
+    wrong = [msgspec.structs.replace(trajectories[0], steps=(lied,)), *trajectories[1:]]
+    before = parameters(policy)
+    learner = Learner(policy, lane, config())
+    async with asyncio.timeout(60):
+        with pytest.raises(PolicyMismatchError, match=r"differ by 0\.2727 on average"):
+            await learner.update(wrong, ADVANTAGES)
+    assert learner.weight_version == 0
+    assert torch.equal(parameters(policy), before)
+
+
+async def test_only_the_first_update_is_held_to_ratio_one(policy: OpenVlaOft, lane: DeviceLane, play: Play) -> None:
+    learner = Learner(policy, lane, config(max_mismatch=1e-3))
+    async with asyncio.timeout(60):
+        await learner.update(batch_of(play, policy), ADVANTAGES)
+        # these say that version 1 acted, but they were sampled before it
+        stale = [play(OpenVlaOft.create(policy.config, seed=5), 4, 2, weight_version=1)]
+        report = await learner.update(stale, [1.0])
+    assert report.metrics["update/log_prob_gap_mean"] > 1e-3

@@ -41,7 +41,9 @@ def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
 def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("updates = 3\n[rollout]\nnum_envs = 2\n")
-    command = parse_command(TrainingLaunch, RunSettings, "A run.", ["--config", str(path), "--updates", "5", "--dry-run"])
+    command = parse_command(
+        TrainingLaunch, RunSettings, "A run.", ["--config", str(path), "--updates", "5", "--dry-run"]
+    )
     assert command.config == RunSettings(updates=5, rollout=RolloutSettings(num_envs=2))
     assert command.launch.dry_run
 

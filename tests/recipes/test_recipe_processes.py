@@ -92,7 +92,12 @@ async def test_kill_9_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     done = run_recipe(tmp_path, "--dry-run", "--run.updates", "7")
     assert done.returncode == 0, done.stderr
-    for phrase in ('"updates": 7', "simulators", "7 updates of 2 groups of 2 episodes = 28 episodes", "Memory estimate"):
+    for phrase in (
+        '"updates": 7',
+        "simulators",
+        "7 updates of 2 groups of 2 episodes = 28 episodes",
+        "Memory estimate",
+    ):
         assert phrase in " ".join(done.stdout.split()), phrase
     assert not list(tmp_path.iterdir())
 

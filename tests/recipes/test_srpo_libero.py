@@ -13,8 +13,11 @@ from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.observe import read_metrics
 from vla_rl.recipes.command_line import TrainingLaunch, parse_command
-from vla_rl.recipes.srpo_libero import SrpoLiberoConfig, starts_of
-from vla_rl.recipes.training import train
+from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
+from vla_rl.recipes.libero_training import LiberoConfig, starts_of
+from vla_rl.recipes.ppo_libero import PpoLiberoConfig
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.training import TrainingRun, train
 from vla_rl.recipes.training_config import RunConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
@@ -81,7 +84,15 @@ def test_an_unknown_suite_is_refused_with_the_ones_there_are(capsys: pytest.Capt
 
 def test_without_assets_the_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "vla_rl.recipes.srpo_libero", "--run.root", str(tmp_path / "runs"), "--assets", "nowhere"],
+        [
+            sys.executable,
+            "-m",
+            "vla_rl.recipes.srpo_libero",
+            "--run.root",
+            str(tmp_path / "runs"),
+            "--assets",
+            "nowhere",
+        ],
         capture_output=True,
         text=True,
         timeout=100,
@@ -91,3 +102,23 @@ def test_without_assets_the_run_is_refused_before_anything_starts(tmp_path: Path
     assert "VLA_RL_LIBERO_ASSETS" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "pipeline", "reward"),
+    [
+        (SrpoLiberoConfig, "embodied_srpo", "environment"),
+        (GrpoLiberoConfig, "embodied_grpo", "success"),
+        (PpoLiberoConfig, "embodied_ppo", "success"),
+    ],
+)
+def test_each_recipe_trains_by_its_pipeline_in_the_fast_simulator(
+    recipe: type[LiberoConfig], pipeline: str, reward: str
+) -> None:
+    config = parse_command(TrainingLaunch, recipe, "RL on LIBERO.", []).config
+    assert (config.pipeline, config.reward.function) == (pipeline, reward)
+    assert (config.learner.loss.clip_low, config.learner.loss.clip_high) == (0.2, 0.28)
+    assert {start.env.kwargs["physics"] for start in starts_of(config)} == {"fast"}
+    graph = TrainingRun(config, starts_of(config), OpenVlaOft.create(tiny(), seed=0)).graph
+    assert graph.id == pipeline
+    assert "videos" in graph.nodes

@@ -160,10 +160,13 @@ async def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"group_size": 1}, "group_size is 1, expected at least 2"),
-        ({"accuracy_bounds": (0.9, 0.1)}, "0 <= low <= high <= 1"),
+        ({"filter": {"accuracy_bounds": (0.9, 0.1)}}, "0 <= low <= high <= 1"),
         ({"temperature": 0.0}, "temperature is 0.0, expected above 0"),
         ({"simulators": {"num_envs": 9}}, "8 < num_envs = 9"),
-        ({"scheduler": {"groups_per_update": 2, "max_staleness": 0, "deterministic": True}}, "expected both or neither"),
+        (
+            {"scheduler": {"groups_per_update": 2, "max_staleness": 0, "deterministic": True}},
+            "expected both or neither",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_the_reason(
@@ -182,5 +185,5 @@ async def test_srpo_teaches_the_toy_task(tmp_path: Path) -> None:
     config = SrpoToyConfig(run=RunConfig(name="learns", root=str(tmp_path), updates=12, checkpoint_every=12))
     async with asyncio.timeout(600):
         outcome = await train(config, starts_of(config), policy_of(config))
-    rates = [metrics["reward/successes"] / 32 for _, metrics in sorted(metrics_of(outcome.run).items())]
+    rates = [metrics["reward/success_rate"] for _, metrics in sorted(metrics_of(outcome.run).items())]
     assert float(np.mean(rates[-5:])) > rates[0] + 0.2

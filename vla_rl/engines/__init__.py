@@ -4,6 +4,7 @@ policy_model   what they need of a policy family
 device_lane    the thread that owns the device
 torch_engine   `TorchEngine`: actions in batches of whoever waits
 learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
+critic         `Critic`: values, for whoever learns with one; scoring: `Reference`, the frozen anchor of a KL term
 checkpoint     everything that a run goes on from, whole or not at all
 
 Configs import in an instant; the rest brings torch, when it is first asked for.
@@ -12,7 +13,7 @@ Configs import in an instant; the rest brings torch, when it is first asked for.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.engines.config import EngineConfig, ImitationConfig, LearnerConfig, OptimizerConfig
+from vla_rl.engines.config import CriticConfig, EngineConfig, ImitationConfig, LearnerConfig, OptimizerConfig
 
 if TYPE_CHECKING:
     from vla_rl.engines.checkpoint import (
@@ -22,27 +23,33 @@ if TYPE_CHECKING:
         load_checkpoint,
         save_checkpoint,
     )
+    from vla_rl.engines.critic import Critic, Judged
     from vla_rl.engines.device_lane import DeviceLane
     from vla_rl.engines.imitation import Demonstration, Imitator
-    from vla_rl.engines.learner import Learner, TokenLoss, UpdateReport
+    from vla_rl.engines.learner import Learner, PolicyMismatchError, UpdateReport
     from vla_rl.engines.optimizer import DivergedError
     from vla_rl.engines.policy_model import PolicyModel
+    from vla_rl.engines.scoring import Reference
     from vla_rl.engines.torch_engine import TorchEngine
     from vla_rl.engines.training import TrainingState, WeightSink
 
 __all__ = [
     "Checkpoint",
+    "Critic",
+    "CriticConfig",
     "Demonstration",
     "DeviceLane",
     "DivergedError",
     "EngineConfig",
     "ImitationConfig",
     "Imitator",
+    "Judged",
     "Learner",
     "LearnerConfig",
     "OptimizerConfig",
+    "PolicyMismatchError",
     "PolicyModel",
-    "TokenLoss",
+    "Reference",
     "TorchEngine",
     "TrainingState",
     "UpdateReport",
@@ -55,11 +62,13 @@ __all__ = [
 
 _HOME = {
     "checkpoint": ("Checkpoint", "latest_checkpoint", "list_checkpoints", "load_checkpoint", "save_checkpoint"),
+    "critic": ("Critic", "Judged"),
     "device_lane": ("DeviceLane",),
     "imitation": ("Demonstration", "Imitator"),
-    "learner": ("Learner", "TokenLoss", "UpdateReport"),
+    "learner": ("Learner", "PolicyMismatchError", "UpdateReport"),
     "optimizer": ("DivergedError",),
     "policy_model": ("PolicyModel",),
+    "scoring": ("Reference",),
     "torch_engine": ("TorchEngine",),
     "training": ("TrainingState", "WeightSink"),
 }

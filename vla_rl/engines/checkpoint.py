@@ -1,7 +1,7 @@
 """Checkpoints of a run: the policy, its optimizer, random states, and whatever else the caller has to go on from.
 
     <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a policy's checkpoint
-                         optimizer.safetensors, rng.safetensors
+                         optimizer.safetensors, rng.safetensors, critic.safetensors (where there is a critic)
                          parts/<name>.msgpack                            data cursor, buffered groups, ...
                          manifest.json                                   written last: without it, not a checkpoint
 
@@ -32,6 +32,7 @@ HEADER: Final = "checkpoint.json"
 POLICY_TENSORS: Final = "policy/model.safetensors"
 OPTIMIZER_TENSORS: Final = "optimizer.safetensors"
 RNG_TENSORS: Final = "rng.safetensors"
+CRITIC_TENSORS: Final = "critic.safetensors"
 MARGIN_BYTES: Final = 1 << 20
 """Room for headers and the manifest, beyond the data itself."""
 
@@ -120,6 +121,8 @@ def _write(writer: FolderWriter, state: TrainingState, packed: Mapping[str, byte
         writer.write_bytes(f"policy/{name}", data)
     writer.write_tensors(OPTIMIZER_TENSORS, state.optimizer)
     writer.write_tensors(RNG_TENSORS, state.rng)
+    if state.critic:
+        writer.write_tensors(CRITIC_TENSORS, state.critic)
     for name, data in packed.items():
         writer.write_bytes(_part_file(name), data)
     writer.write_bytes(HEADER, msgspec.json.encode(_Header(FORMAT, state.weight_version)))
@@ -137,6 +140,7 @@ def _load(folder: Path) -> Checkpoint:
             policy=load_file(folder / POLICY_TENSORS),
             optimizer=load_file(folder / OPTIMIZER_TENSORS),
             rng=load_file(folder / RNG_TENSORS),
+            critic=load_file(folder / CRITIC_TENSORS) if CRITIC_TENSORS in entries else {},
             policy_files={name.removeprefix("policy/"): (folder / name).read_bytes() for name in policy_files},
         )
     except (OSError, SafetensorError, msgspec.DecodeError) as error:
@@ -160,7 +164,7 @@ def _remove(folder: Path) -> None:
 
 
 def _num_bytes(state: TrainingState, packed: Mapping[str, bytes]) -> int:
-    tensors: list[Mapping[str, Tensor]] = [state.policy, state.optimizer, state.rng]
+    tensors: list[Mapping[str, Tensor]] = [state.policy, state.optimizer, state.rng, state.critic]
     num_tensor_bytes = sum(tensor.nbytes for group in tensors for tensor in group.values())
     files = [*packed.values(), *state.policy_files.values()]
     return num_tensor_bytes + sum(map(len, files)) + MARGIN_BYTES

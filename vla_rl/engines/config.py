@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from vla_rl.algorithms.losses import PolicyLossConfig, ValueLossConfig
 from vla_rl.types import Config
 
 
@@ -66,6 +67,9 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
 
     optimizer: OptimizerConfig = OptimizerConfig()
 
+    loss: PolicyLossConfig = PolicyLossConfig()
+    """The loss of every token; the default is the clipped surrogate, a trust region."""
+
     micro_batch: int = 32
     """Decisions in one forward and backward pass; sets memory and speed, never the gradient."""
 
@@ -75,20 +79,20 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     epochs: int = 1
     """How often an update goes over its trajectories."""
 
-    clip_low: float = 0.2
-    """The ratio is clipped below 1 minus this."""
-
-    clip_high: float = 0.28
-    """The ratio is clipped above 1 plus this."""
-
-    dual_clip: float | None = None
-    """Bound on the loss of tokens with a negative advantage and a large ratio, above 1; none leaves it out."""
-
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
 
-    aggregation: Literal["seq_mean_token_mean", "token_mean", "seq_mean_token_sum"] = "seq_mean_token_mean"
-    """How token losses become one number; the first weighs every trajectory the same (SRPO)."""
+    aggregation: Literal["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
+        "seq_mean_token_mean"
+    )
+    """How token losses become one number; the first weighs every trajectory the same (SRPO), the last is Dr. GRPO's."""
+
+    trajectory_length: float | None = None
+    """What `seq_mean_token_sum_norm` divides by, and needs: a constant, such as the tokens of the longest trajectory."""
+
+    max_mismatch: float = 0.05
+    """Largest mean |log-prob of the learner - log-prob of the engine| over the first update's tokens that the very same
+    weights chose; above it the run ends, because the ratio has to begin at 1."""
 
     seed: int = 0
     """Seed of the order of the mini-batches."""
@@ -98,15 +102,57 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1
         self.require(several, "minibatch_trajectories", "at least 1 trajectory, or none")
         self.require(self.epochs >= 1, "epochs", "at least 1")
-        self.require(0.0 <= self.clip_low < 1.0, "clip_low", "in [0, 1)")
-        self.require(self.clip_high >= 0.0, "clip_high", "at least 0")
-        self.require(self.dual_clip is None or self.dual_clip > 1.0, "dual_clip", "above 1, or none")
         self.require(self.entropy_coef >= 0.0, "entropy_coef", "at least 0")
+        by_length = self.aggregation == "seq_mean_token_sum_norm"
+        fits = (self.trajectory_length or 0.0) > 0.0 if by_length else self.trajectory_length is None
+        needed = "a number of tokens above 0" if by_length else "none: only seq_mean_token_sum_norm divides by it"
+        self.require(fits, "trajectory_length", needed)
+        self.require(self.max_mismatch > 0.0, "max_mismatch", "above 0")
 
     @property
     def steps_once_per_update(self) -> bool:
         """True where an update is one optimizer step, so that no weights exist between two versions."""
         return self.minibatch_trajectories is None and self.epochs == 1
+
+
+class CriticConfig(Config, frozen=True, kw_only=True):
+    """How values are judged and learnt, in pipelines that have a critic."""
+
+    trunk: Literal["shared", "own"] = "own"
+    """What the value head sees: `own`, a copy of the policy's trunk that is trained with it; or `shared`, the policy's trunk
+    as it is, which costs no memory and gets no gradient from the values."""
+
+    hidden: int = 64
+    """Width of the value head's hidden layer."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
+
+    value_scale: float = 1.0
+    """Values are learnt in units of this: about the size of a typical return."""
+
+    loss: ValueLossConfig = ValueLossConfig()
+    """Its numbers are in units of `value_scale`."""
+
+    micro_batch: int = 256
+    """Observations in one forward and backward pass; sets memory and speed, never the gradient."""
+
+    minibatch_trajectories: int | None = None
+    """Trajectories per optimizer step; none takes all of an update in one step."""
+
+    epochs: int = 4
+    """How often an update goes over its trajectories."""
+
+    warmup_updates: int = 0
+    """In the first so many updates only the critic learns, and the policy waits."""
+
+    def __post_init__(self) -> None:
+        self.require(self.hidden >= 1, "hidden", "at least 1 unit")
+        self.require(self.value_scale > 0.0, "value_scale", "above 0")
+        several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1
+        self.require(several, "minibatch_trajectories", "at least 1 trajectory, or none")
+        for field in ("micro_batch", "epochs"):
+            self.require(getattr(self, field) >= 1, field, "at least 1")
+        self.require(self.warmup_updates >= 0, "warmup_updates", "at least 0 updates")
 
 
 class ImitationConfig(Config, frozen=True, kw_only=True):

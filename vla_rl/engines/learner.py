@@ -1,39 +1,43 @@
 """The learner: trajectories and their advantages in, one new weight version out.
 
-    trajectories ─► decisions ─► mini-batches ─► micro-batches ─► loss, backward      one piece on the device lane each
-                    (valid ones)  one optimizer      prepared one                     inference runs in between
-                                  step each          ahead
-                                        └──────────► last step + version + publish    one piece: atomic for every engine
+    trajectories ─► decisions ─► log-probs under ─► mini-batches ─► micro-batches ─► loss, backward
+                    (valid ones)  the weights before  one optimizer    one piece on the device lane each;
+                                  (where needed)      step each        inference runs in between
+                                                          └──► last step + version + publish: one piece, atomic
 
 The loss of a token is divided by counts over its whole mini-batch, so gradients add up to the same whatever the
 micro-batches are. The behavior log-probs are those the engine reported; `update/log_prob_gap_*` shows how far the learner's
-own forward pass is from them where the weights are the same.
+own forward pass is from them where the weights are the same, and in the first update that is checked.
 """
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms import Denominators, RatioDiagnostics, aggregation, clipped_surrogate, count_denominators
+from vla_rl.algorithms import Denominators, aggregation, count_denominators
+from vla_rl.algorithms.losses import PolicyLoss, TokenBatch, policy_loss
 from vla_rl.engines.config import LearnerConfig
 from vla_rl.engines.decisions import Advantage, Decisions, decisions_of
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.optimizer import StepReport
 from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.proximal import Proximal
 from vla_rl.engines.training import Training, TrainingState, WeightSink
-from vla_rl.engines.update_metrics import MicroBatchSums, update_metrics
-from vla_rl.errors import ConfigError
+from vla_rl.engines.update_metrics import MicroBatchSums, mean_gap, staleness_metrics, update_metrics
+from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.types import Trajectory, derive_seed
 
-TokenLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, RatioDiagnostics]]
-"""(log_prob, behavior_log_prob, advantage, mask) -> (losses [B, T], diagnostics); see `vla_rl.algorithms.surrogate`."""
+
+class PolicyMismatchError(VlaRlError):
+    """The learner finds the engine's own choices unlikely under the very same weights."""
 
 
 class UpdateReport(msgspec.Struct, frozen=True):
@@ -51,10 +55,9 @@ class Learner:
     Args:
         model: trained in place.
         lane: computes; shared with the engines.
-        config: batches, clipping and optimizer.
+        config: loss, batches and optimizer.
         publish_to: engines that get the new weights with every update. One that shares `model` needs updates of one
             optimizer step, because there must be no weights between two versions.
-        token_loss: the loss of every token; the clipped surrogate of `config` where it is None.
         weight_version: updates already applied to the weights of `model`.
     """
 
@@ -65,7 +68,6 @@ class Learner:
         config: LearnerConfig,
         publish_to: Sequence[WeightSink] = (),
         *,
-        token_loss: TokenLoss | None = None,
         weight_version: int = 0,
     ) -> None:
         shares = any(sink.network is model.network for sink in publish_to)
@@ -77,10 +79,10 @@ class Learner:
             )
         self._lane, self._config = lane, config
         self._training = Training(model, config.optimizer, publish_to, weight_version)
-        self._token_loss: TokenLoss = token_loss or partial(
-            clipped_surrogate, clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip
-        )
+        self._loss: PolicyLoss = policy_loss(config.loss)
+        self._proximal = Proximal(model, lane, config)
         self._aggregate = aggregation(config.aggregation)
+        self._agreed = False
         self._turn = asyncio.Lock()
 
     @property
@@ -88,29 +90,48 @@ class Learner:
         """Updates applied."""
         return self._training.weight_version
 
-    async def update(self, trajectories: Sequence[Trajectory], advantages: Sequence[Advantage]) -> UpdateReport:
-        """Learn from trajectories, each with one advantage or one for each decision, and publish the new weights.
+    async def update(
+        self,
+        trajectories: Sequence[Trajectory],
+        advantages: Sequence[Advantage],
+        reference_log_probs: Sequence[np.ndarray] | None = None,
+    ) -> UpdateReport:
+        """Learn from trajectories, and publish the new weights.
 
-        Cancelled, it leaves the weights of a whole optimizer step and no gradient that a later update would see.
+        Cancelled, it leaves the weights of a whole optimizer step and no gradient that a later update would see. Optimizer
+        steps that would teach nothing (every advantage is 0, and neither entropy nor KL counts) are left out: they would
+        still move the weights by Adam's momentum. The version rises all the same.
 
-        Raises: ValueError where there is nothing to learn from or shapes do not fit; DivergedError for repeated gradients
-            that are not finite.
+        Args:
+            trajectories: episodes to learn from.
+            advantages: of each trajectory one, one for each decision, or one for each token.
+            reference_log_probs: float32 [decisions, T] of each trajectory, where the loss has a KL term.
+
+        Raises: ValueError where there is nothing to learn from or shapes do not fit; PolicyMismatchError where the first
+            update's ratio is not 1; DivergedError for repeated gradients that are not finite.
         """
-        decisions = await self._lane.prepare(decisions_of, trajectories, advantages)
+        decisions = await self._lane.prepare(decisions_of, trajectories, advantages, reference_log_probs)
         async with self._turn:
             started, version = time.perf_counter(), self.weight_version
+            decisions = await self._proximal.before_update(decisions)
             sums: list[MicroBatchSums] = []
             reports: list[StepReport] = []
-            minibatches = self._minibatches(decisions)
+            minibatches = [minibatch for minibatch in self._minibatches(decisions) if self._teaches(minibatch)]
             for number, minibatch in enumerate(minibatches, start=1):
-                sums += await self._accumulate(minibatch, compare=version if number == 1 else None)
+                minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
+                compare = version if number == 1 else None
+                sums += await self._accumulate(minibatch, compare)
+                if number == 1:
+                    self._require_agreement(sums)
                 is_last = number == len(minibatches)
                 reports.append(await self._lane.run(self._training.step, is_last, work="update"))
-            metrics = update_metrics(sums, reports, version - decisions.weight_version)
+            if not minibatches:
+                await self._lane.run(self._training.stand_still, work="update")
+        metrics = staleness_metrics(version - decisions.weight_version) | update_metrics(sums, reports)
         seconds = time.perf_counter() - started
-        return UpdateReport(
-            self.weight_version, metrics | {"update/decisions": float(len(decisions)), "update/seconds": seconds}
-        )
+        metrics |= self._proximal.metrics
+        metrics |= {"update/decisions": float(len(decisions)), "update/seconds": seconds}
+        return UpdateReport(self.weight_version, metrics)
 
     async def snapshot(self) -> TrainingState:
         """A copy of everything the next update depends on, between two updates."""
@@ -124,7 +145,7 @@ class Learner:
 
     def _minibatches(self, decisions: Decisions) -> list[Decisions]:
         """In the order in which they are stepped; a trajectory is never split between two."""
-        num_trajectories = int(decisions.sequence[-1]) + 1
+        num_trajectories = decisions.num_trajectories
         size = self._config.minibatch_trajectories or num_trajectories
         minibatches = []
         for epoch in range(self._config.epochs):
@@ -135,12 +156,16 @@ class Learner:
             for chosen in torch.split(order, size):
                 rows = torch.isin(decisions.sequence, chosen).nonzero()[:, 0]
                 minibatches.append(decisions.rows(rows))
-        return minibatches
+        return [minibatch for minibatch in minibatches if len(minibatch)]
+
+    def _teaches(self, minibatch: Decisions) -> bool:
+        has_other_terms = self._config.entropy_coef > 0.0 or self._config.loss.needs_reference
+        return has_other_terms or bool(torch.where(minibatch.mask, minibatch.advantage, 0.0).any())
 
     async def _accumulate(self, minibatch: Decisions, compare: int | None) -> list[MicroBatchSums]:
         """Gradients of a whole mini-batch; `compare` is the version whose log-probs the learner should reproduce."""
         await self._lane.run(self._training.optimizer.zero_grad, work="update")
-        denominators = count_denominators(minibatch.mask, minibatch.sequence)
+        denominators = count_denominators(minibatch.mask, minibatch.sequence, length=self._config.trajectory_length)
         indices = torch.split(torch.arange(len(minibatch)), self._config.micro_batch)
         parts = [(minibatch.rows(index), denominators.rows(index)) for index in indices]
         sums: list[MicroBatchSums] = []
@@ -153,24 +178,52 @@ class Learner:
         return self._training.model.prepare(part[0].observations)
 
     def _backward(self, batch: Any, rows: Decisions, counts: Denominators, compare: int | None) -> MicroBatchSums:
-        device = self._training.device
-        mask, behavior = rows.mask.to(device), rows.behavior_log_prob.to(device)
-        log_prob, entropy = self._training.model.log_probs(batch, rows.tokens.to(device), rows.temperature.to(device))
-        losses, diagnostics = self._token_loss(log_prob, behavior, rows.advantage.to(device), mask)
+        rows = rows.on(self._training.device)
+        log_prob, entropy = self._training.model.log_probs(batch, rows.tokens, rows.temperature)
+        losses, diagnostics = self._loss(token_batch(rows, log_prob))
         if self._config.entropy_coef:
             losses = losses - self._config.entropy_coef * entropy
-        counts = Denominators(counts.num_tokens, counts.num_sequences, counts.sequence_tokens.to(device))
-        loss = self._aggregate(losses, mask, counts)
+        counts = dataclasses.replace(counts, sequence_tokens=counts.sequence_tokens.to(self._training.device))
+        loss = self._aggregate(losses, rows.mask, counts)
         torch.autograd.backward(loss)
-        is_same = mask & torch.tensor([version == compare for version in rows.weight_version.tolist()])[:, None].to(
-            device
+        is_same = (
+            torch.zeros_like(rows.mask) if compare is None else rows.mask & (rows.weight_version == compare)[:, None]
         )
-        gap = torch.where(is_same, (log_prob - behavior).detach().abs(), 0.0)
+        gap = torch.where(is_same, (log_prob - rows.behavior_log_prob).detach().abs(), 0.0)
         return MicroBatchSums(
             loss=loss.detach(),
-            entropy_sum=torch.where(mask, entropy.detach(), 0.0).sum(),
-            ratios=diagnostics,
+            entropy_sum=torch.where(rows.mask, entropy.detach(), 0.0).sum(),
+            diagnostics=diagnostics,
             gap_sum=gap.sum(),
             gap_max=gap.max(),
             num_compared=is_same.sum(),
         )
+
+    def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:
+        """The first update that says something about it must find the ratio at 1."""
+        gap = mean_gap(sums)
+        if self._agreed or gap is None:
+            return
+        if not gap <= self._config.max_mismatch:
+            raise PolicyMismatchError(
+                f"the learner's log-probs differ by {gap:.4g} on average from those that the engine reported for the same "
+                f"tokens and weights (version {self.weight_version}), expected at most max_mismatch = "
+                f"{self._config.max_mismatch}, so that the ratio begins at 1. Acting and learning compute something "
+                "different: look at the temperature, dropout, the attention mask, and how observations are prepared."
+            )
+        self._agreed = True
+
+
+def token_batch(rows: Decisions, log_prob: Tensor) -> TokenBatch:
+    """What a policy loss is given about some decisions."""
+    return TokenBatch(
+        log_prob=log_prob,
+        behavior_log_prob=rows.behavior_log_prob,
+        advantage=rows.advantage,
+        mask=rows.mask,
+        proximal_log_prob=rows.proximal_log_prob,
+        reference_log_prob=rows.reference_log_prob,
+        sequence_log_ratio=rows.sequence_log_ratio,
+        action_tokens=rows.action_tokens,
+        correction_weight=rows.correction_weight,
+    )

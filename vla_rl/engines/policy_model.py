@@ -1,15 +1,16 @@
 """What an engine and a learner need of any policy family, and nothing else about it.
 
     observations ─► prepare ─► batch ─► sample ──► tokens, log_probs ─► decode ─► actions     (acting)
-                                  └───► log_probs, entropy of given tokens                    (learning)
+                                  ├───► log_probs, entropy of given tokens                    (learning)
+                                  └───► features ─► a critic's value head                     (judging)
     demonstrated actions ─► encode ─► tokens                                                  (imitating)
 
-`prepare`, `encode` and `decode` run on the CPU in any thread; `sample` and `log_probs` run on the device lane. A family
-writes one class with these methods; `vla_rl/models/openvla_oft/policy.py` is the one to read.
+`prepare`, `encode` and `decode` run on the CPU in any thread; `sample`, `log_probs` and `features` run on the device lane.
+A family writes one class with these methods; `vla_rl/models/openvla_oft/policy.py` is the one to read.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -31,6 +32,15 @@ class PolicyModel(Protocol[BatchT]):
         """Holds the parameters; what the learner optimises and what is copied from version to version."""
         ...
 
+    @property
+    def feature_size(self) -> int:
+        """Numbers in one row of `features`."""
+        ...
+
+    def copy(self) -> Self:
+        """The same policy with weights of its own: a reference, a critic's trunk, or one that acts while this one learns."""
+        ...
+
     def prepare(self, observations: Sequence[Observation]) -> BatchT:
         """Turn observations into a batch on the CPU; frames stay uint8. Raises: ValueError for what does not fit."""
         ...
@@ -41,6 +51,10 @@ class PolicyModel(Protocol[BatchT]):
 
     def log_probs(self, batch: BatchT, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies, float32 [B, T] with a gradient, of `tokens` int64 [B, T] at `temperatures` [B]."""
+        ...
+
+    def features(self, batch: BatchT) -> Tensor:
+        """What the policy makes of each observation before it chooses, float [B, feature_size] with a gradient."""
         ...
 
     def encode(self, actions: np.ndarray) -> np.ndarray:

@@ -19,12 +19,15 @@ def seeded_uniforms(samplings: Sequence[Sampling], num_tokens: int) -> Tensor:
     return torch.from_numpy(np.stack(rows))
 
 
-def choose_tokens(logits: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+def choose_tokens(
+    logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Sample by inverting the cumulative distribution, or take the most likely token where a row is greedy.
 
     Args:
         logits: float [B, T, V], before temperature.
         samplings: B of them.
+        uniforms: float64 [B, T] in [0, 1), where these are not the first T tokens of a decision; None draws them.
 
     Returns: indices into V, int64 [B, T], and their log-probs after temperature, float32 [B, T].
     """
@@ -34,7 +37,8 @@ def choose_tokens(logits: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor
     temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=logits.device)
     log_probs = tempered_log_probs(logits, temperatures)
     cumulative = log_probs.double().exp().cumsum(dim=-1)
-    noise = seeded_uniforms(samplings, logits.shape[1]).to(logits.device)[..., None] * cumulative[..., -1:]
+    uniforms = seeded_uniforms(samplings, logits.shape[1]) if uniforms is None else uniforms
+    noise = uniforms.to(logits.device)[..., None] * cumulative[..., -1:]
     sampled = torch.searchsorted(cumulative, noise, right=True)[..., 0].clamp(max=logits.shape[2] - 1)
     is_greedy = torch.tensor([sampling.greedy for sampling in samplings], device=logits.device)
     chosen = torch.where(is_greedy[:, None], log_probs.argmax(dim=-1), sampled)

@@ -4,7 +4,7 @@ All methods here run on the device lane. A state is a snapshot, not a view: the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,9 @@ class TrainingState:
     policy_files: Mapping[str, bytes]
     """Small files that make the policy's tensors a checkpoint of their own, such as its `config.json`."""
 
+    critic: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of the critic, where there is one."""
+
 
 class Training:
     """A policy model, its optimizer and the version of its weights."""
@@ -68,6 +71,11 @@ class Training:
             self.weight_version += 1
             self.publish()
         return report
+
+    def stand_still(self) -> None:
+        """A new version of the same weights: of an update that taught nothing. The optimizer does not move."""
+        self.weight_version += 1
+        self.publish()
 
     def publish(self) -> None:
         """Hand the present weights and their version to everybody who acts with them."""

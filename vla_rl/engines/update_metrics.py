@@ -8,7 +8,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms import RatioDiagnostics
+from vla_rl.algorithms.losses import Diagnostics
 from vla_rl.engines.optimizer import StepReport
 
 
@@ -18,41 +18,53 @@ class MicroBatchSums:
 
     loss: Tensor
     entropy_sum: Tensor
-    ratios: RatioDiagnostics
+    diagnostics: Diagnostics
     gap_sum: Tensor
     gap_max: Tensor
     num_compared: Tensor
 
 
-def update_metrics(
-    sums: Sequence[MicroBatchSums], reports: Sequence[StepReport], staleness: Tensor
-) -> dict[str, float]:
+def update_metrics(sums: Sequence[MicroBatchSums], reports: Sequence[StepReport]) -> dict[str, float]:
     """Metrics by path.
 
     Args:
         sums: of all micro-batches of the update.
-        reports: of its optimizer steps.
-        staleness: int64 [N], for each decision the learner's version minus the one that acted.
+        reports: of its optimizer steps; none where the update taught nothing, which `update/taught` says.
 
     Returns: `update/loss` is the mean over the optimizer steps. `update/log_prob_gap_mean` and `_max`, |learner's log-prob -
     engine's| of the same tokens under the same weights, are there only where some decisions were made by the newest version.
     """
-    ratios = reduce(add, (part.ratios for part in sums))
-    num_tokens = max(float(ratios.num_tokens), 1.0)
+    if not reports:
+        return {"update/taught": 0.0}
+    diagnostics = reduce(add, (part.diagnostics for part in sums))
+    num_tokens = max(float(diagnostics.num_tokens), 1.0)
     metrics = {
+        "update/taught": 1.0,
         "update/loss": float(torch.stack([part.loss for part in sums]).sum()) / len(reports),
         "update/entropy": float(torch.stack([part.entropy_sum for part in sums]).sum()) / num_tokens,
-        **{f"update/{name}": value for name, value in ratios.metrics().items()},
+        **{f"update/{name}": value for name, value in diagnostics.metrics().items()},
         "update/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
         "update/lr": reports[-1].lr,
+        "update/steps": float(len(reports)),
         "update/skipped_steps": float(sum(report.is_skipped for report in reports)),
-        "update/tokens": float(ratios.num_tokens),
+        "update/tokens": float(diagnostics.num_tokens),
+    }
+    gap = mean_gap(sums)
+    if gap is not None:
+        metrics["update/log_prob_gap_mean"] = gap
+        metrics["update/log_prob_gap_max"] = float(torch.stack([part.gap_max for part in sums]).max())
+    return metrics
+
+
+def staleness_metrics(staleness: Tensor) -> dict[str, float]:
+    """Of int64 [N], for each decision the learner's version minus the one that acted."""
+    return {
         "update/staleness_mean": float(staleness.float().mean()),
         "update/staleness_max": float(staleness.max()),
     }
+
+
+def mean_gap(sums: Sequence[MicroBatchSums]) -> float | None:
+    """Mean |learner's log-prob - engine's| over the tokens that the very same weights chose; None where there are none."""
     num_compared = int(torch.stack([part.num_compared for part in sums]).sum())
-    if num_compared:
-        gap_sum = torch.stack([part.gap_sum for part in sums]).sum()
-        metrics["update/log_prob_gap_mean"] = float(gap_sum) / num_compared
-        metrics["update/log_prob_gap_max"] = float(torch.stack([part.gap_max for part in sums]).max())
-    return metrics
+    return float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared if num_compared else None

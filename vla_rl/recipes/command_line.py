@@ -15,11 +15,14 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
+import msgspec
 import tyro
 import uvloop
 
 from vla_rl.errors import ConfigError, VlaRlError
-from vla_rl.recipes.config_files import read_config
+from vla_rl.recipes.config_files import convert, read_config, read_table
+from vla_rl.recipes.pipelines import merged, settings_of
+from vla_rl.recipes.training_config import TrainingConfig
 from vla_rl.types import Config
 
 
@@ -47,14 +50,16 @@ class TrainingLaunch(Launch):
 
 LaunchT = TypeVar("LaunchT", bound=Launch)
 ConfigT = TypeVar("ConfigT", bound=Config)
+LaunchT_co = TypeVar("LaunchT_co", bound=Launch, covariant=True)
+ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Command(Generic[LaunchT, ConfigT]):
+class Command(Generic[LaunchT_co, ConfigT_co]):
     """A recipe's configuration and what to do with it."""
 
-    launch: LaunchT
-    config: ConfigT
+    launch: LaunchT_co
+    config: ConfigT_co
 
 
 def parse_command(
@@ -62,16 +67,18 @@ def parse_command(
 ) -> Command[LaunchT, ConfigT]:
     """Parse the command line of a recipe; `--help`, unknown options and bad values end the process with a message.
 
-    Precedence: the command line, then `--config` (or the configuration of the run named by `--resume`), then the defaults.
+    Precedence: the command line, then `--config` (or the configuration of the run named by `--resume`), then the settings of
+    the pipeline (where there is one), then the recipe's defaults.
     Raises: `ConfigError` for what the file or the combination of values has wrong.
     """
     arguments = sys.argv[1:] if argv is None else argv
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--config", type=Path)
     early.add_argument("--resume", type=Path)
+    early.add_argument("--pipeline")
     known, _ = early.parse_known_args(arguments)
     path = known.resume / "config.json" if known.resume is not None else known.config
-    default = config_type() if path is None else read_config(path, config_type)
+    default = _defaults(config_type, path, known.pipeline)
 
     # Built here because the types of its fields are only known here; the empty names make tyro leave out a prefix.
     fields: list[tuple[str, Any, Any]] = [
@@ -81,6 +88,18 @@ def parse_command(
     command_type = dataclasses.make_dataclass("RecipeCommand", fields, frozen=True)
     parsed: Any = tyro.cli(command_type, args=arguments, description=description)
     return Command(parsed.launch, parsed.config)
+
+
+def _defaults(config_type: type[ConfigT], path: Path | None, pipeline: str | None) -> ConfigT:
+    """What holds where the command line says nothing else."""
+    if not issubclass(config_type, TrainingConfig):
+        return config_type() if path is None else read_config(path, config_type)
+    recipe = config_type()
+    in_file = {} if path is None else read_table(path, config_type)
+    chosen = {} if pipeline is None else {"pipeline": pipeline}
+    name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
+    where = str(path) if path is not None else f"the settings of the pipeline {name}"
+    return convert(merged(msgspec.to_builtins(recipe), settings_of(name), in_file, chosen), config_type, where)
 
 
 def run_recipe(

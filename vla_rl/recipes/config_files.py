@@ -21,6 +21,11 @@ def read_config(path: Path, config_type: type[ConfigT]) -> ConfigT:
     Raises: `ConfigError` naming the file and the key where the file cannot be read, is not TOML or JSON, holds an unknown
     key or a value of another type; or what the configuration itself refuses.
     """
+    return convert(read_table(path, config_type), config_type, str(path))
+
+
+def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
+    """What `path` (.toml or .json) says, as nested tables with keys that `config_type` has. Raises: `ConfigError`."""
     decoders: dict[str, Callable[[bytes], Any]] = {".toml": msgspec.toml.decode, ".json": msgspec.json.decode}
     if path.suffix not in decoders:
         raise ConfigError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(decoders)}")
@@ -31,10 +36,16 @@ def read_config(path: Path, config_type: type[ConfigT]) -> ConfigT:
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} is not {path.suffix[1:].upper()}: {error}") from error
     refuse_unknown_keys(data, config_type, where=str(path))
+    table: dict[str, Any] = data
+    return table
+
+
+def convert(table: dict[str, Any], config_type: type[ConfigT], where: str) -> ConfigT:
+    """Nested tables as `config_type`. Raises: `ConfigError` saying `where` a value of another type came from."""
     try:
-        return msgspec.convert(data, config_type)
+        return msgspec.convert(table, config_type)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:

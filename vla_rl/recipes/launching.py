@@ -1,6 +1,6 @@
 """What every training recipe does with its command line: print the plan, draw the graph, or train."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from vla_rl.engines import PolicyModel
@@ -19,8 +19,12 @@ async def launch(
     starts: Sequence[TaskStart],
     model: PolicyModel[Any],
     footprint: EpisodeFootprint,
+    about: Mapping[str, str] | None = None,
 ) -> int:
-    """Do what the command line says with a recipe's starts and policy; returns the exit status."""
+    """Do what the command line says with a recipe's starts and policy; returns the exit status.
+
+    `about` is what the run's `about.json` says of its environments besides the configuration.
+    """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
         print_plan(config, footprint, sum(parameter.numel() for parameter in model.network.parameters()))
@@ -29,7 +33,7 @@ async def launch(
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
-    outcome = await train(config, starts, model, resume=resume)
+    outcome = await train(config, starts, model, resume=resume, about=about)
     print(f"everything of this run is in {outcome.run.path}")
     if outcome.was_stopped:
         print(f"go on with --resume {outcome.run.path}")

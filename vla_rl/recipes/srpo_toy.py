@@ -14,7 +14,7 @@ from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
-from vla_rl.recipes.training_config import RunConfig, TrainingConfig
+from vla_rl.recipes.training_config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import EnvSpec, derive_seed
 
@@ -25,7 +25,7 @@ NUM_BINS = 16
 STEP_SIZE = 0.4
 
 
-class SrpoToyConfig(TrainingConfig, frozen=True, kw_only=True):
+class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """SRPO on the reaching task."""
 
     run: RunConfig = RunConfig(name="srpo_toy", updates=24, checkpoint_every=8, videos_every=12)

@@ -3,9 +3,12 @@
 import os
 from typing import Literal
 
-from vla_rl.algorithms import EmbeddingConfig, SrpoConfig
-from vla_rl.engines import EngineConfig, LearnerConfig
+from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, policy_loss_for
+from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
+from vla_rl.algorithms.kl_in_reward import KlRewardConfig
+from vla_rl.engines import CriticConfig, EngineConfig, LearnerConfig
 from vla_rl.errors import ConfigError
+from vla_rl.recipes.nodes.rewards import RewardConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config
@@ -53,10 +56,32 @@ class RunConfig(Config, frozen=True, kw_only=True):
         self.require(self.stall_warning_s > 0, "stall_warning_s", "above 0 seconds")
 
 
+class FilterConfig(Config, frozen=True, kw_only=True):
+    """Which groups are worth an update. The others are replaced while the rollout goes on, and give their place back."""
+
+    accuracy_bounds: tuple[float, float] = (0.0, 1.0)
+    """Groups whose success rate lies outside are filtered; (0, 1) keeps every group."""
+
+    drop_equal: Literal["none", "success", "return"] = "none"
+    """Filter groups whose members all had the same success, or the same return of the environment: DAPO's dynamic
+    sampling."""
+
+    drop_truncated: bool = False
+    """Filter groups with a member that a time limit cut off."""
+
+    def __post_init__(self) -> None:
+        low, high = self.accuracy_bounds
+        self.require(0.0 <= low <= high <= 1.0, "accuracy_bounds", "two rates with 0 <= low <= high <= 1")
+
+
 class TrainingConfig(Config, frozen=True, kw_only=True):
-    """Reinforcement learning of one policy in one kind of environment."""
+    """Reinforcement learning of one policy in one kind of environment, by any pipeline."""
 
     run: RunConfig = RunConfig()
+
+    pipeline: str = "grpo"
+    """grpo, ppo, dapo, gspo, cpgd, embodied_srpo, embodied_grpo, embodied_ppo, or your own as "module:function". On
+    the command line and in files it also sets the defaults that belong to it."""
 
     group_size: int = 4
     """Episodes from the same start; their rewards are compared with each other."""
@@ -64,24 +89,44 @@ class TrainingConfig(Config, frozen=True, kw_only=True):
     temperature: float = 1.0
     """Of the policy's distribution over actions, in rollout and in training alike."""
 
-    accuracy_bounds: tuple[float, float] = (0.0, 1.0)
-    """Groups whose success rate lies outside are filtered and replaced; (0, 1) keeps every group."""
+    filter: FilterConfig = FilterConfig()
+    reward: RewardConfig = RewardConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    overlong: OverlongConfig = OverlongConfig()
+    kl_in_reward: KlRewardConfig = KlRewardConfig()
 
     simulators: SimulatorConfig = SimulatorConfig(num_envs=max(os.cpu_count() or 1, 1))
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=2, max_staleness=1)
     engine: EngineConfig = EngineConfig()
     learner: LearnerConfig = LearnerConfig()
-    embedding: EmbeddingConfig = EmbeddingConfig()
-    srpo: SrpoConfig = SrpoConfig()
+    critic: CriticConfig = CriticConfig()
 
     def __post_init__(self) -> None:
-        self.require(self.group_size >= 2, "group_size", "at least 2 episodes, so that there is something to compare")
+        needs_group = not self.advantage.needs_values
+        self.require(
+            self.group_size >= (2 if needs_group else 1),
+            "group_size",
+            "at least 2 episodes, so that there is something to compare" if needs_group else "at least 1 episode",
+        )
         self.require(self.temperature > 0.0, "temperature", "above 0")
-        low, high = self.accuracy_bounds
-        self.require(0.0 <= low <= high <= 1.0, "accuracy_bounds", "two rates with 0 <= low <= high <= 1")
+        require_satisfiable(
+            self.group_size, *self.filter.accuracy_bounds, needs_difference=self.filter.drop_equal == "success"
+        )
         self.scheduler.require_feasible(num_envs=self.simulators.num_envs, group_size=self.group_size)
+        policy_loss_for(self.learner.loss, self.scheduler.max_staleness)
         if self.scheduler.deterministic != self.engine.is_deterministic:
             raise ConfigError(
                 f"scheduler.deterministic is {self.scheduler.deterministic} and engine.is_deterministic "
                 f"{self.engine.is_deterministic}: expected both or neither, as one without the other reproduces nothing"
             )
+
+
+class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):
+    """The same for robots: what pipelines that look at videos are told besides."""
+
+    pipeline: str = "embodied_srpo"
+    """embodied_srpo, embodied_grpo, embodied_ppo, or any other pipeline, or your own as "module:function". On the command
+    line and in files it also sets the defaults that belong to it."""
+
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    srpo: SrpoConfig = SrpoConfig()

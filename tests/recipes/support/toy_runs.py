@@ -16,7 +16,17 @@ from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 
 COMMAND = [sys.executable, "-m", "vla_rl.recipes.srpo_toy"]
-SMALL = ["--group-size", "2", "--scheduler.groups-per-update", "2", "--simulators.num-envs", "2", "--init-states", "1", "8"]
+SMALL = [
+    "--group-size",
+    "2",
+    "--scheduler.groups-per-update",
+    "2",
+    "--simulators.num-envs",
+    "2",
+    "--init-states",
+    "1",
+    "8",
+]
 
 
 def small_run(root: Path) -> SrpoToyConfig:

@@ -1,0 +1,160 @@
+"""Rewards, penalties and advantages as nodes: what one group of episodes becomes."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from vla_rl.algorithms import AdvantageConfig
+from vla_rl.algorithms.filters import OverlongConfig
+from vla_rl.algorithms.kl_in_reward import KlRewardConfig
+from vla_rl.engines import Judged
+from vla_rl.errors import ConfigError
+from vla_rl.recipes.nodes.advantages import CriticAdvantage, GroupAdvantage
+from vla_rl.recipes.nodes.penalties import KlPenalty, OverlongPenalty
+from vla_rl.recipes.nodes.rewards import GroupReward, RewardConfig
+from vla_rl.recipes.parts import kept_groups
+from vla_rl.recipes.training_config import FilterConfig
+from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Group, Step, StopReason, Trajectory
+
+
+def trajectory(rewards: list[list[float]], number: int = 0, stop: StopReason = StopReason.TERMINATED) -> Trajectory:
+    """One decision for each list of rewards; chunks of two control steps with one token each, of log-prob -1."""
+    steps = tuple(
+        Step(
+            observation={},
+            chunk=ActionChunk(
+                actions=np.zeros((2, 1), np.float32),
+                tokens=np.zeros(2, np.int64),
+                log_probs=np.full(2, -1.0, np.float32),
+                weight_version=0,
+            ),
+            rewards=np.array(executed, np.float32),
+        )
+        for executed in rewards
+    )
+    spec = EpisodeSpec(
+        episode_id=number, group_id=0, member=number, env=EnvSpec(id="none"), task="none", seed=0, policy_seed=0
+    )
+    return Trajectory(episode=spec, steps=steps, final_observation={}, stop_reason=stop)
+
+
+def group_of(*members: Trajectory) -> Group:
+    return Group(group_id=0, trajectories=members, dispatch_version=0)
+
+
+PAIR = group_of(trajectory([[1.0, 2.0], [4.0]], 0), trajectory([[0.5]], 1, StopReason.SUCCESS))
+
+
+async def rewards_of(**config: Any) -> list[Any]:
+    output = await GroupReward(RewardConfig(**config))(PAIR)
+    return [np.asarray(reward).tolist() for reward in output.batch]
+
+
+async def test_the_environment_pays_for_each_decision_and_success_for_the_episode() -> None:
+    assert await rewards_of(function="environment") == [[3.0, 4.0], [0.5]]
+    assert await rewards_of(function="success") == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("manager", ["each", "threads"])
+async def test_a_reward_of_ones_own_is_named_by_its_function(manager: str) -> None:
+    assert await rewards_of(function="own_pipelines:by_length", manager=manager) == [-2.0, -1.0]
+
+
+async def test_a_reward_may_wait_and_a_manager_may_be_ones_own() -> None:
+    assert await rewards_of(function="own_pipelines:by_length_later") == [-2.0, -1.0]
+    assert await rewards_of(function="own_pipelines:by_length", manager="own_pipelines:halved") == [-1.0, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"function": "sucess"}, "did you mean 'success'"),
+        ({"manager": "thread"}, "did you mean 'threads'"),
+        ({"function": "own_pipelines:by_lenght"}, "did you mean 'by_length'"),
+    ],
+)
+def test_an_unknown_reward_is_refused_with_the_nearest(config: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GroupReward(RewardConfig(**config))
+
+
+async def test_a_reward_that_is_not_finite_is_refused_with_its_episode() -> None:
+    bad = msgspec.structs.replace(PAIR, trajectories=(PAIR.trajectories[0], trajectory([[float("nan")]], 7)))
+    with pytest.raises(ValueError, match="the reward of episode 7"):
+        await GroupReward(RewardConfig())(bad)
+
+
+async def test_long_episodes_lose_up_to_the_whole_factor() -> None:
+    # tokens: 3 and 1; the penalty rises from 0 at 1 to 2 at 3 (max_length 3, buffer 2, factor 2)
+    penalty = OverlongPenalty(OverlongConfig(max_length=3, buffer=2, factor=2.0))
+    output = await penalty([PAIR], [[np.array([3.0, 4.0]), 0.5]])
+    assert [row.tolist() for row in output.batch[0]] == [[3.0, 2.0], [0.5]]
+    assert output.metrics["reward/overlong_mean"] == pytest.approx(-1.0)
+    untouched = await OverlongPenalty(OverlongConfig())([PAIR], np.array([7.0, 0.5], np.float32))
+    assert [row.tolist() for row in untouched.batch[0]] == [[0.0, 7.0], [0.5]]
+
+
+async def test_distance_from_the_reference_costs_where_it_is_taken() -> None:
+    # behavior says -1 everywhere; the reference -3 for the first token, and something far off where nothing ran
+    references = [np.array([[-3.0, -1.0], [-1.5, -99.0]], np.float32), np.array([[-1.0, -99.0]], np.float32)]
+    penalty = KlPenalty(KlRewardConfig(coef=0.5))
+    output = await penalty([PAIR], [[np.array([3.0, 4.0]), 0.5]], [references])
+    assert [row.tolist() for row in output.batch[0]] == [[2.0, 3.75], [0.5]]
+    assert output.metrics["reward/reference_kl"] == pytest.approx(2.5 / 4)  # over the four tokens that ran
+
+
+async def test_advantages_compare_episodes_and_not_decisions() -> None:
+    output = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))([PAIR], [[np.array([3.0, 4.0]), 1.0]])
+    assert [np.asarray(row).tolist() for row in output.batch] == [[3.0, 3.0], [-3.0]]
+    flat = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))([PAIR], np.array([7.0, 1.0], np.float32))
+    assert [np.asarray(row).tolist() for row in flat.batch] == [[3.0, 3.0], [-3.0]]
+
+
+async def test_an_end_is_an_end_and_a_time_limit_is_continued() -> None:
+    ended, cut_off = trajectory([[1.0, 1.0]], 0), trajectory([[1.0, 1.0]], 1, StopReason.TIME_LIMIT)
+    judged = [Judged(np.array([0.5], np.float32), 0.0), Judged(np.array([0.5], np.float32), 10.0)]
+    config = AdvantageConfig(name="gae", gamma=0.9, lam=1.0, whiten=False)
+    output = await CriticAdvantage(config)([group_of(ended, cut_off)], [[2.0, 2.0]], [judged])
+    assert output.values is not None
+    # the chunk took two control steps, so what comes after it is worth 0.81
+    np.testing.assert_allclose(np.concatenate(output.values["returns"]), [2.0, 2.0 + 8.1], rtol=1e-6)
+    np.testing.assert_allclose(np.concatenate(output.values["advantages"]), [1.5, 9.6], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_kept"),
+    [
+        (FilterConfig(accuracy_bounds=(0.1, 0.9)), True),
+        (FilterConfig(accuracy_bounds=(0.6, 0.9)), False),
+        (FilterConfig(drop_equal="success"), True),
+        (FilterConfig(drop_equal="return"), True),
+        (FilterConfig(drop_truncated=True), True),
+    ],
+)
+def test_groups_that_are_worth_an_update_are_kept(config: FilterConfig, is_kept: bool) -> None:
+    keep = kept_groups(config)
+    assert keep is not None
+    assert keep(PAIR) is is_kept
+
+
+def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() -> None:
+    equal = group_of(trajectory([[1.0, 1.0]], 0), trajectory([[2.0]], 1, StopReason.TIME_LIMIT))
+    kept = {
+        config: keep(equal)
+        for config in (
+            FilterConfig(drop_equal="success"),
+            FilterConfig(drop_equal="return"),
+            FilterConfig(drop_truncated=True),
+        )
+        if (keep := kept_groups(config)) is not None
+    }
+    assert list(kept.values()) == [False, False, False]
+    assert kept_groups(FilterConfig()) is None
+
+
+async def test_threads_let_rewards_that_block_run_beside_each_other() -> None:
+    async with asyncio.timeout(30):
+        assert await rewards_of(function="own_pipelines:waits_for_the_other", manager="threads") == [1.0, 1.0]

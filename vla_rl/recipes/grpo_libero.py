@@ -1,0 +1,28 @@
+"""GRPO on LIBERO: `python -m vla_rl.recipes.grpo_libero`.
+
+The same episodes and policy as `srpo_libero`, but a failure earns nothing, however near it came. Groups in which all succeed
+or all fail teach nothing, so they are replaced while the rollout goes on.
+"""
+
+import sys
+
+from vla_rl.recipes.command_line import TrainingLaunch, run_recipe
+from vla_rl.recipes.libero_training import LiberoConfig, main
+from vla_rl.recipes.training_config import FilterConfig, RunConfig
+
+
+class GrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
+    """GRPO on tasks of one LIBERO suite."""
+
+    run: RunConfig = RunConfig(name="grpo_libero")
+    pipeline: str = "embodied_grpo"
+    filter: FilterConfig = FilterConfig(accuracy_bounds=(0.1, 0.9))
+
+
+def cli() -> int:
+    """The command line."""
+    return run_recipe(TrainingLaunch, GrpoLiberoConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

@@ -1,0 +1,46 @@
+"""Nodes that ask another network about episodes: the critic for values, the reference policy for log-probs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vla_rl.engines import Critic, Judged, Reference
+from vla_rl.graph import NodeOutput
+from vla_rl.recipes.nodes.advantages import members_of
+from vla_rl.types import Group
+
+
+class JudgeValues:
+    """The node function: values of one group's episodes, one `Judged` for each."""
+
+    def __init__(self, critic: Critic) -> None:
+        self._critic = critic
+
+    async def __call__(self, group: Group) -> list[Judged]:
+        """Values of every decision, and of what came after the last one."""
+        return await self._critic.values(group.trajectories)
+
+
+class LearnValues:
+    """The node function: the critic learns from the returns of an update."""
+
+    def __init__(self, critic: Critic) -> None:
+        self._critic = critic
+
+    async def __call__(
+        self, groups: Sequence[Group], judged: Sequence[Sequence[Judged]], returns: Sequence[np.ndarray]
+    ) -> NodeOutput:
+        """Fit the values; writes nothing but metrics."""
+        flat = [each for of_group in judged for each in of_group]
+        return NodeOutput(values={}, metrics=await self._critic.update(members_of(groups), flat, returns))
+
+
+class ReferenceLogProbs:
+    """The node function: how likely the frozen reference policy would have made one group's choices."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+
+    async def __call__(self, group: Group) -> list[np.ndarray]:
+        """float32 [decisions, T] for each episode."""
+        return await self._reference.log_probs(group.trajectories)

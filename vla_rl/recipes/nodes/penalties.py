@@ -1,0 +1,87 @@
+"""What is taken off a reward before it becomes an advantage: for length, and for distance from the reference policy."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
+from vla_rl.algorithms.kl_in_reward import KlRewardConfig, next_kl_coef, penalised_rewards
+from vla_rl.engines.decisions import executed_tokens
+from vla_rl.graph import NodeOutput
+from vla_rl.recipes.nodes.advantages import num_tokens
+from vla_rl.recipes.nodes.rewards import Reward, by_decision, by_group
+from vla_rl.types import Group, Trajectory
+
+
+class OverlongPenalty:
+    """The node function: rewards of each group, less what their length in tokens costs."""
+
+    def __init__(self, config: OverlongConfig) -> None:
+        self._config = config
+
+    async def __call__(self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> NodeOutput:
+        """Rewards by group, of each episode float [decisions]; the penalty falls on the last decision."""
+        shaped, penalties = [], []
+        for group, of_group in zip(groups, by_group(groups, rewards), strict=True):
+            lengths = np.array([num_tokens(trajectory) for trajectory in group.trajectories])
+            penalty = overlong_penalty(lengths, self._config)
+            rows = [by_decision(*pair).copy() for pair in zip(group.trajectories, of_group, strict=True)]
+            for row, lost in zip(rows, penalty.tolist(), strict=True):
+                row[-1] += lost
+            shaped.append(rows)
+            penalties.append(penalty)
+        return NodeOutput(shaped, metrics={"reward/overlong_mean": float(np.concatenate(penalties).mean())})
+
+
+class KlPenalty:
+    """The node function: rewards of each group, less what the distance from the reference policy costs.
+
+    Its coefficient may adapt from update to update; it is all the state there is.
+    """
+
+    def __init__(self, config: KlRewardConfig) -> None:
+        self._config, self._coef = config, config.coef
+
+    async def __call__(
+        self,
+        groups: Sequence[Group],
+        rewards: Sequence[Sequence[Reward]] | np.ndarray,
+        reference_log_probs: Sequence[Sequence[np.ndarray]],
+    ) -> NodeOutput:
+        """Rewards by group, of each episode float [decisions]: each decision answers for its own tokens."""
+        shaped, total, count = [], 0.0, 0
+        for group, of_group, references in zip(groups, by_group(groups, rewards), reference_log_probs, strict=True):
+            rows = []
+            for trajectory, reward, reference in zip(group.trajectories, of_group, references, strict=True):
+                kl = decision_kl(trajectory, reference)
+                everywhere = np.ones((1, len(kl)), bool)
+                row, _ = penalised_rewards(by_decision(trajectory, reward)[None], kl[None], everywhere, self._coef)
+                rows.append(row[0])
+                total, count = total + float(kl.sum()), count + num_tokens(trajectory)
+            shaped.append(rows)
+        observed, coef = total / max(count, 1), self._coef
+        num_episodes = sum(len(group.trajectories) for group in groups)
+        self._coef = next_kl_coef(self._config, coef, observed, num_episodes)
+        return NodeOutput(shaped, metrics={"reward/reference_kl": observed, "reward/kl_coef": coef})
+
+    def state(self) -> float:
+        """The coefficient of the next update."""
+        return self._coef
+
+    def restore(self, state: float) -> None:
+        """Go on with a coefficient."""
+        self._coef = state
+
+
+def decision_kl(trajectory: Trajectory, reference: np.ndarray) -> np.ndarray:
+    """float64 [decisions]: sum over executed tokens of log pi_behavior - log pi_reference, an estimate of the KL (k1).
+
+    Args:
+        trajectory: with the log-probs of the weights that acted.
+        reference: float32 [decisions, T].
+    """
+    differences = [
+        np.where(executed_tokens(step), step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()
+        for step, row in zip(trajectory.steps, reference, strict=True)
+    ]
+    return np.array(differences)

@@ -1,0 +1,149 @@
+"""How episodes are rewarded: a function of one trajectory, and a manager that applies it to a group.
+
+    reward    (trajectory) -> number, or float [decisions]; plain or async
+    manager   async (group, reward) -> one reward for each member, in order
+
+Both are chosen by name, or by `"module:function"` for one's own. Rewards are made group by group, while others still play.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, TypeAlias, TypeVar
+
+import numpy as np
+
+from vla_rl.algorithms.choices import chosen, is_function_path, load_function
+from vla_rl.errors import ConfigError
+from vla_rl.graph import NodeOutput
+from vla_rl.types import Config, Group, Trajectory
+
+T = TypeVar("T")
+
+Reward: TypeAlias = float | np.ndarray
+"""Of one episode: one number, earned by its last decision, or float [decisions]."""
+
+RewardFunction: TypeAlias = Callable[[Trajectory], Reward | Awaitable[Reward]]
+RewardManager: TypeAlias = Callable[[Group, RewardFunction], Awaitable[Sequence[Reward]]]
+
+MAX_THREADS: Final = 16
+"""Blocking rewards of one group that are computed at the same time by the manager `threads`."""
+
+
+class RewardConfig(Config, frozen=True, kw_only=True):
+    """Which reward, and how it is applied."""
+
+    function: str = "environment"
+    """`environment`: what the environment paid for each decision; `success`: 1 where the task was solved, else 0; or
+    "module:function" of your own, which is given a trajectory and returns a number."""
+
+    manager: str = "each"
+    """`each`: members one after the other, in the event loop; `threads`: beside each other in threads, for functions that
+    block; or "module:function" of your own, which is given a group and the reward."""
+
+
+def environment(trajectory: Trajectory) -> np.ndarray:
+    """float32 [decisions]: the undiscounted sum over the control steps of each decision."""
+    return np.array([step.rewards.sum() for step in trajectory.steps], np.float32)
+
+
+def success(trajectory: Trajectory) -> float:
+    """1 where the task was solved, else 0."""
+    return float(trajectory.is_success)
+
+
+async def each(group: Group, reward: RewardFunction) -> list[Reward]:
+    """Member by member; an async reward may wait for something else meanwhile."""
+    rewards: list[Reward] = []
+    for trajectory in group.trajectories:
+        value = reward(trajectory)
+        rewards.append(await value if inspect.isawaitable(value) else value)
+    return rewards
+
+
+async def threads(group: Group, reward: RewardFunction) -> list[Reward]:
+    """All members beside each other, in threads; the first error is raised once the others have ended."""
+    if inspect.iscoroutinefunction(reward):
+        raise ConfigError("the reward manager 'threads' is for plain functions, and this reward is async; use 'each'.")
+    room = asyncio.Semaphore(MAX_THREADS)
+
+    async def one(trajectory: Trajectory) -> Reward:
+        async with room:
+            value = await asyncio.to_thread(reward, trajectory)
+        assert not inspect.isawaitable(value)
+        return value
+
+    async with asyncio.TaskGroup() as tasks:
+        made = [tasks.create_task(one(trajectory), name="reward") for trajectory in group.trajectories]
+    return [task.result() for task in made]
+
+
+REWARDS: Final = MappingProxyType[str, RewardFunction]({"environment": environment, "success": success})
+MANAGERS: Final = MappingProxyType[str, RewardManager]({"each": each, "threads": threads})
+
+
+class GroupReward:
+    """The node function: rewards of one group. Raises at once, when it is made, for names that mean nothing."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._reward = named(REWARDS, config.function, "reward")
+        self._manager = named(MANAGERS, config.manager, "reward manager")
+
+    async def __call__(self, group: Group) -> NodeOutput:
+        """One reward for each member. Raises: ValueError for one that is not finite, with its episode."""
+        rewards = list(await self._manager(group, self._reward))
+        if len(rewards) != len(group.trajectories):
+            raise ValueError(f"the reward manager gave {len(rewards)} rewards for {len(group.trajectories)} episodes.")
+        for trajectory, reward in zip(group.trajectories, rewards, strict=True):
+            check_reward(trajectory, reward)
+        outcomes = [outcome(reward) for reward in rewards]
+        metrics = {
+            "reward/mean": float(np.mean(outcomes)),
+            "reward/std_in_group": float(np.std(outcomes)),
+            "reward/success_rate": group.success_rate,
+        }
+        return NodeOutput(rewards, metrics=metrics)
+
+
+def named(table: Mapping[str, T], name: str, kind: str) -> T:
+    """`table[name]`, or what `"module:function"` names. Raises: ConfigError with the nearest match."""
+    if not is_function_path(name):
+        return chosen(table, name, kind)
+    found: T = load_function(name, kind)
+    return found
+
+
+def outcome(reward: Reward) -> float:
+    """What an episode earned in all."""
+    return float(np.sum(reward))
+
+
+def check_reward(trajectory: Trajectory, reward: Reward) -> None:
+    """Raise ValueError, naming the episode, unless the reward is one finite number or one for each decision."""
+    values = np.asarray(reward)
+    if values.shape not in ((), (len(trajectory.steps),)) or not np.isfinite(values).all():
+        raise ValueError(
+            f"the reward of episode {trajectory.episode.episode_id} ({trajectory.episode.task}) is {reward}, expected a "
+            f"finite number, or {len(trajectory.steps)} of them, one for each decision."
+        )
+
+
+def by_decision(trajectory: Trajectory, reward: Reward) -> np.ndarray:
+    """float64 [decisions]: one number belongs to the last decision."""
+    values = np.asarray(reward, np.float64)
+    if values.ndim == 1:
+        return values
+    spread = np.zeros(len(trajectory.steps))
+    spread[-1] = values
+    return spread
+
+
+def by_group(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> list[list[Reward]]:
+    """Rewards of each group; a flat array [N] over all episodes of the update is cut at the groups' ends."""
+    if not isinstance(rewards, np.ndarray):
+        return [list(of_group) for of_group in rewards]
+    sizes = [len(group.trajectories) for group in groups]
+    if rewards.shape != (sum(sizes),):
+        raise ValueError(f"rewards are {list(rewards.shape)}, expected [{sum(sizes)}], one for each episode.")
+    return [list(of_group) for of_group in np.split(rewards, np.cumsum(sizes)[:-1])]

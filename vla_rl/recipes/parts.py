@@ -1,0 +1,233 @@
+"""The parts that pipelines are made of: simulators, engine, learner, and, where asked for, critic and reference.
+
+    starts ─► GroupSource ─► EpisodeScheduler ◄─ SimulatorPool (processes)
+                                │      ▲ actions
+                                ▼      │
+                     nodes ─► Learner ─► TorchEngine        one DeviceLane for all that computes
+                                └ Critic, Reference
+
+Building the parts opens nothing, so a pipeline over them can be looked at. A critic or a reference policy exists only once a
+pipeline asked for it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from vla_rl.actors import Runtime
+from vla_rl.algorithms import has_equal_rewards, within_accuracy
+from vla_rl.engines import (
+    Checkpoint,
+    Critic,
+    DeviceLane,
+    Learner,
+    PolicyModel,
+    Reference,
+    TorchEngine,
+    TrainingState,
+    save_checkpoint,
+)
+from vla_rl.engines.decisions import Advantage
+from vla_rl.errors import ConfigError
+from vla_rl.graph import NodeOutput
+from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
+from vla_rl.recipes.nodes.advantages import members_of
+from vla_rl.recipes.stopping import carried_through
+from vla_rl.recipes.training_config import FilterConfig, RunConfig, TrainingConfig
+from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
+from vla_rl.simulation import SimulatorPool
+from vla_rl.types import Agent, Env, Group, Policy, Sampling, StopReason, Trajectory, derive_seed
+
+
+class Stateful(Protocol):
+    """Something of a pipeline that a run goes on from, such as an adaptive coefficient."""
+
+    def state(self) -> Any:
+        """Plain values and arrays that nobody changes afterwards."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Go on from what `state` gave."""
+        ...
+
+
+class RunSnapshot(msgspec.Struct, frozen=True):
+    """Everything that a run goes on from, taken at one instant."""
+
+    learner: TrainingState
+    others: dict[str, Any]
+    """The scheduler's state, and that of whatever else is remembered, by name."""
+
+
+class TrainingParts:
+    """All parts of a run, put together but not started.
+
+    Args: those of `vla_rl.recipes.training.train`, and `first_update`, the update that the run begins with.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        starts: Sequence[TaskStart],
+        model: PolicyModel[Any],
+        *,
+        agent: Agent,
+        first_update: int = 0,
+    ) -> None:
+        self.config, self.model = config, model
+        model.network.to(device_of(config.run))
+        self.runtime = Runtime(config.run.name)
+        self.pool = SimulatorPool(self.runtime, config.simulators, specs=[start.env for start in starts])
+        self.lane = DeviceLane(config.run.torch_threads)
+        # between two versions there are no weights to act with: updates of several steps need another copy
+        acting = model if config.learner.steps_once_per_update else model.copy()
+        self.engine = TorchEngine(acting, self.lane, config.engine, first_update)
+        self.learner = Learner(model, self.lane, config.learner, publish_to=[self.engine], weight_version=first_update)
+        self.progress = RunProgress(
+            config.run.updates, first_update=first_update, policy_busy_share=lambda: self.engine.stats().busy_share
+        )
+        sampling = Sampling(temperature=config.temperature)
+        source = GroupSource(starts, config.group_size, derive_seed(config.run.seed, "episodes"), sampling=sampling)
+        self.scheduler = EpisodeScheduler(
+            self.pool,
+            self.engine,
+            _counted(agent, self.progress),
+            source,
+            config.scheduler,
+            keep=kept_groups(config.filter),
+            num_updates=config.run.updates,
+        )
+        self.saved_version = first_update
+        self._critic: Critic | None = None
+        self._reference: Reference | None = None
+        self._remembered: dict[str, tuple[Stateful, Any]] = {}
+        self._run: RunDirectory | None = None
+        self._videos: VideoRecorder | None = None
+
+    @property
+    def critic(self) -> Critic:
+        """The critic of this run; asking for it makes it."""
+        if self._critic is None:
+            seed = derive_seed(self.config.run.seed, "critic")
+            self._critic = Critic(self.model, self.lane, self.config.critic, seed)
+        return self._critic
+
+    @property
+    def reference(self) -> Reference:
+        """The policy as the run (not its last resume) began; asking for it makes the copy."""
+        if self._reference is None:
+            self._reference = Reference(self.model, self.lane, self.config.learner.micro_batch)
+        return self._reference
+
+    def remember(self, name: str, what: Stateful, state_type: Any) -> None:
+        """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a resume."""
+        self._remembered[name] = (what, state_type)
+
+    async def collect(self, update: int) -> AsyncIterator[Group]:
+        """The groups of an update, as they complete."""
+        async for group in self.scheduler.groups_for_update(update):
+            yield group
+
+    async def learn(
+        self,
+        groups: Sequence[Group],
+        advantages: Sequence[Advantage] | np.ndarray,
+        reference_log_probs: Sequence[Sequence[np.ndarray]] | None = None,
+    ) -> NodeOutput:
+        """One update, booked; gives what to save where a checkpoint is due.
+
+        Once begun it is carried to its end, so that weights and books never disagree about the version.
+        """
+        trajectories = members_of(groups)
+        if self._critic is not None and self.scheduler.version < self.config.critic.warmup_updates:
+            advantages = [0.0] * len(trajectories)
+        references = None
+        if reference_log_probs is not None:
+            references = [log_probs for of_group in reference_log_probs for log_probs in of_group]
+        update = self.learner.update(trajectories, list(advantages), references)
+        report, is_cancelled = await carried_through(update)
+        self.scheduler.trained(groups, report.weight_version)
+        if is_cancelled:
+            raise asyncio.CancelledError
+        is_due = report.weight_version % self.config.run.checkpoint_every == 0
+        snapshot = await self.snapshot() if is_due else None
+        return NodeOutput(values={"snapshot": snapshot}, metrics=report.metrics)
+
+    async def save(self, snapshot: RunSnapshot | None) -> None:
+        """Write a checkpoint, if there is something to write."""
+        if snapshot is None:
+            return
+        assert self._run is not None
+        keep_last = self.config.run.keep_checkpoints
+        await save_checkpoint(self._run.checkpoints, snapshot.learner, snapshot.others, keep_last=keep_last)
+        self.saved_version = snapshot.learner.weight_version
+
+    async def show(self, update: int, groups: Sequence[Group]) -> None:
+        """Hand episodes to the video recorder, which picks and never waits."""
+        assert self._videos is not None
+        self._videos.offer(update, members_of(groups))
+
+    def write_to(self, run: RunDirectory) -> VideoRecorder:
+        """Leave checkpoints and videos in `run`; the recorder is the caller's to close."""
+        self._run, self._videos = run, VideoRecorder(run.videos, self.config.run.videos_every)
+        return self._videos
+
+    async def snapshot(self) -> RunSnapshot:
+        """Everything that the run goes on from. Nothing may train meanwhile."""
+        critic = await self._critic.snapshot() if self._critic is not None else {}
+        learner = replace(await self.learner.snapshot(), critic=critic)
+        others = {name: what.state() for name, (what, _) in self._remembered.items()}
+        return RunSnapshot(learner, {"scheduler": self.scheduler.state(), **others})
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, before anything is opened but the lane."""
+        await self.learner.restore(checkpoint.state)
+        if self._critic is not None:
+            await self._critic.restore(checkpoint.state.critic)
+        self.scheduler.restore(checkpoint.part("scheduler", SchedulerState))
+        for name, (what, state_type) in self._remembered.items():
+            what.restore(checkpoint.part(name, state_type))
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """The device that a run computes on. Raises: ConfigError where a GPU is asked for and there is none."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("RunConfig.device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine")
+    if config.device == "auto" and not torch.cuda.is_available():
+        print("no GPU: the policy and the learner compute on the CPU", flush=True)
+    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
+    """Which groups are worth an update; None where all are."""
+    if config == FilterConfig():
+        return None
+
+    def is_kept(group: Group) -> bool:
+        members = group.trajectories
+        if not within_accuracy(group.success_rate, *config.accuracy_bounds):
+            return False
+        if config.drop_truncated and any(member.stop_reason is StopReason.TIME_LIMIT for member in members):
+            return False
+        earned = {
+            "none": None,
+            "success": [float(member.is_success) for member in members],
+            "return": [member.undiscounted_return for member in members],
+        }[config.drop_equal]
+        return earned is None or not has_equal_rewards(earned)
+
+    return is_kept
+
+
+def _counted(agent: Agent, progress: RunProgress) -> Agent:
+    async def counted(env: Env, policy: Policy) -> Trajectory:
+        trajectory = await agent(env, policy)
+        progress.episode_done(trajectory)
+        return trajectory
+
+    return counted
