@@ -212,4 +212,4 @@ def test_every_registered_environment_is_held_to_the_contract() -> None:
     ids = {env_id for env_id in gymnasium.registry if env_id.startswith("vla_rl/")}
     libero = {f"vla_rl/{suite}{kind}-v0" for suite in LIBERO_SUITES for kind in ("", "-expert")}
     # control tasks have no image, so their own tests hold them; an expert's environment is LIBERO's with one key more
-    assert ids == {TOY.env_id, SOUND_FAULTY.env_id, "vla_rl/control-v0", *libero}
+    assert ids == {TOY.env_id, SOUND_FAULTY.env_id, "vla_rl/control-v0", "vla_rl/libero-v0", *libero}

@@ -16,7 +16,8 @@ from vla_rl.envs.chunking import ActionChunks
 from vla_rl.simulation.open_loop import run_chunk
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
-"""The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions, `vla_rl/<suite>-expert-v0`."""
+"""The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions, `vla_rl/<suite>-expert-v0`. Suites of a
+package that takes LIBERO's place are `vla_rl/libero-v0` with `suite=...`."""
 
 
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
@@ -27,6 +28,7 @@ def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = Non
 _register("vla_rl/toy_reach-v0", "vla_rl.envs.toy.reach:ToyReachEnv")
 _register("vla_rl/control-v0", "vla_rl.envs.control.env:ControlEnv")
 _register("vla_rl/faulty-v0", "vla_rl.envs.toy.faulty:FaultyEnv")
+_register("vla_rl/libero-v0", "vla_rl.envs.libero.env:LiberoEnv")
 for _suite in LIBERO_SUITES:
     _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.libero.env:LiberoEnv", {"suite": _suite})
     _register(f"vla_rl/{_suite}-expert-v0", "vla_rl.envs.libero.experts.policy:make_suggesting_env", {"suite": _suite})

@@ -10,7 +10,7 @@ import msgspec
 
 import vla_rl
 from vla_rl.envs.libero.assets import Assets, find_assets
-from vla_rl.envs.libero.tasks import STEP_LIMITS, find_task
+from vla_rl.envs.libero.tasks import find_task, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.recipes.command_line import Command, TrainingLaunch
@@ -110,7 +110,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
             what_runs=f"{config.suite}, tasks {', '.join(map(str, config.task_ids))}",
             simulator_mb=1100,
             chunk_bytes=2 * 3 * config.image_size**2 + 2048,
-            num_chunks=-(-(config.step_limit or STEP_LIMITS[config.suite]) // model.config.chunk_size),
+            num_chunks=-(-(config.step_limit or step_limit_of(config.suite)) // model.config.chunk_size),
         ),
         about,
     )

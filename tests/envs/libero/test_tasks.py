@@ -1,5 +1,6 @@
 """The task list, the initial states and the asset search: files only, no simulator."""
 
+import os
 import pickle
 import subprocess
 import sys
@@ -98,3 +99,33 @@ def test_the_task_list_loads_neither_simulator_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_package_in_liberos_place_brings_suites_of_its_own(tmp_path: Path) -> None:
+    """As LIBERO-PRO does: `libero` from elsewhere, whose task map, goal files and initial states have one suite more."""
+    installed, package = libero_root(), tmp_path / "libero" / "libero"
+    package.mkdir(parents=True)
+    for entry in (*installed.parent.iterdir(), *installed.iterdir()):
+        place = package.parent if entry.parent == installed.parent else package
+        if entry.name not in ("libero", "benchmark", "bddl_files", "init_files", "__pycache__"):
+            (place / entry.name).symlink_to(entry)
+    for folder in ("bddl_files", "init_files"):
+        (package / folder).mkdir()
+        for suite in (installed / folder).iterdir():
+            (package / folder / suite.name).symlink_to(suite)
+        (package / folder / "libero_goal_swap").symlink_to(installed / folder / "libero_goal")
+    (package / "benchmark").mkdir()
+    task_map = (installed / "benchmark" / "libero_suite_task_map.py").read_text()
+    extended = task_map + "\nlibero_task_map['libero_goal_swap'] = libero_task_map['libero_goal'][::-1]\n"
+    (package / "benchmark" / "libero_suite_task_map.py").write_text(extended)
+    script = """
+import gymnasium, vla_rl.envs
+env = gymnasium.make("vla_rl/libero-v0", suite="libero_goal_swap", task_id=2, assets="stand-ins", image_size=32)
+observation, info = env.reset(seed=0, options={"init_state_id": 1})
+print(info["task"], "|", observation["instruction"], "|", env.unwrapped.step_limit)
+env.close()
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[3]}"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.strip() == "libero_goal_swap/2 | turn on the stove | 300", done.stderr

