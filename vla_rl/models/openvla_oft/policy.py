@@ -107,6 +107,11 @@ class OpenVlaOft(PolicyModel[PrismaticBatch]):
         """The parameters."""
         return self._network
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Makes ids of prompts."""
+        return self._tokenizer
+
     def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
         """One row for each observation, on the network's device."""
         return self._processor.prepare(observations, self._device)

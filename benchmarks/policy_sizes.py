@@ -1,0 +1,39 @@
+"""The policy and the observations that `policy_inference` and `learner_step` use, by size."""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from vla_rl.models.openvla_oft import LIBERO_BOUNDS, OpenVlaOft, OpenVlaOftConfig, tiny
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.types import Observation
+
+Size = Literal["tiny", "7b"]
+
+FRAME_SIDE = 224
+
+
+def make_policy(size: Size, device: torch.device) -> OpenVlaOft:
+    """Random weights; the 7B shape of the public checkpoints in bfloat16, built on the device."""
+    if size == "tiny":
+        policy = OpenVlaOft.create(tiny(), seed=0)
+        policy.network.to(device)
+        return policy
+    config = OpenVlaOftConfig(tokenizer_file=str(TINY_TOKENIZER), action_bounds=LIBERO_BOUNDS["libero_10"])
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            return OpenVlaOft.create(msgspec.structs.replace(config, images="bicubic"), seed=0)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def make_observation(config: OpenVlaOftConfig, seed: int) -> Observation:
+    """Noise as the configured cameras and proprioception would give it."""
+    rng = np.random.default_rng(seed)
+    frames = {key: rng.integers(0, 256, (FRAME_SIDE, FRAME_SIDE, 3), dtype=np.uint8) for key in config.cameras}
+    state = rng.uniform(-0.5, 0.5, 8).astype(np.float32)
+    return {**frames, "state": state, "instruction": "pick up the cream cheese and place it in the basket"}
