@@ -21,8 +21,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": {"types", "errors", "actors", "algorithms", "rollout"},
     "envs": {"types", "errors", "simulation"},
     "models": {"types", "errors", "algorithms", "engines"},
+    "data": {"types", "errors"},
     "recipes": {
         "types", "errors", "graph", "actors", "algorithms", "rollout", "simulation", "observe", "engines", "envs", "models",
+        "data",
     },
 }  # fmt: skip
 
@@ -71,6 +73,7 @@ def test_the_root_shows_the_rooms_that_people_look_for() -> None:
         "vla_rl.rollout",
         "vla_rl.simulation",
         "vla_rl.observe",
+        "vla_rl.data",
         "vla_rl.envs",
         "vla_rl.envs.toy",
         "vla_rl.envs.libero",

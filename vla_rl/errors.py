@@ -8,6 +8,7 @@ Who raises what:
     `GraphError`                 a graph refused when it is built, or a node that broke its declaration
     `ConservationError`          an episode was lost or counted twice; only a bug of ours can raise it
     `CheckpointError`            a checkpoint that is not whole, or could not be written
+    `DataError`                  a data set that is not what was expected; names the file, the episode and the field
 """
 
 from collections.abc import Sequence
@@ -63,3 +64,7 @@ class ConservationError(VlaRlError):
 
 class CheckpointError(VlaRlError):
     """A checkpoint that is incomplete, of another format, or could not be written."""
+
+
+class DataError(VlaRlError):
+    """A data set that lacks something, or holds something else than expected; names the file, the episode and the field."""

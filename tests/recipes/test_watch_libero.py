@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from vla_rl.errors import ConfigError
-from vla_rl.recipes.watch_libero import WatchConfig
+from vla_rl.recipes.command_line import Command, Launch
+from vla_rl.recipes.watch_libero import WatchConfig, main
 
 
 def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
@@ -41,6 +42,25 @@ def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
     assert picture.std() > 5
     assert frames[0][256:].max() > 100  # white letters on black
     assert abs(frames[0][:256].astype(int) - frames[num_steps // 2][:256]).max() > 50
+
+
+async def test_random_actions_are_watched_as_evaluations_play_a_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import cv2
+
+    config = WatchConfig(
+        task_ids=(3,), policy="random", assets="stand-ins", physics="fast", quality="fast", image_size=64,
+        init_states=(4,), video=tmp_path / "out.mp4",
+    )  # fmt: skip
+    assert await main(Command(Launch(), config)) == 0
+    assert "libero_object/3 from 4: failure after 280 control steps" in capsys.readouterr().out
+    capture = cv2.VideoCapture(str(config.video))
+    num_frames = 0
+    while capture.read()[0]:
+        num_frames += 1
+    capture.release()
+    assert num_frames == 1 + 280 + 19
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Learning from demonstrations: cross-entropy of the demonstrated action tokens; what makes a base checkpoint."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -34,6 +34,14 @@ class Imitator:
     """Updates a policy model by supervised learning; its updates run one after another.
 
     The loss is the mean over all valid tokens of the update, whatever the micro-batches are.
+
+    Args:
+        model: trained in place.
+        lane: computes.
+        config: optimizer and micro-batches.
+        publish_to: told the new weights after every update.
+        weight_version: updates already applied.
+        prepare: makes the batches that are learnt from, where that is not how the model acts, such as with augmentation.
     """
 
     def __init__(
@@ -44,8 +52,9 @@ class Imitator:
         publish_to: Sequence[WeightSink] = (),
         *,
         weight_version: int = 0,
+        prepare: Callable[[Sequence[Observation]], Any] | None = None,
     ) -> None:
-        self._lane, self._config = lane, config
+        self._lane, self._config, self._prepare = lane, config, prepare or model.prepare
         self._training = Training(model, config.optimizer, publish_to, weight_version)
         self._turn = asyncio.Lock()
 
@@ -63,7 +72,7 @@ class Imitator:
             losses: list[Tensor] = []
             parts = torch.split(torch.arange(len(demonstrations)), self._config.micro_batch)
             observations = [[demonstrations[row].observation for row in part.tolist()] for part in parts]
-            async with aclosing(self._lane.prepared_ahead(self._training.model.prepare, observations)) as prepared:
+            async with aclosing(self._lane.prepared_ahead(self._prepare, observations)) as prepared:
                 rows = iter(parts)
                 async for _, batch in prepared:
                     part = next(rows)

@@ -1,6 +1,7 @@
 """What every training recipe does with its command line: print the plan, draw the graph, or train."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from vla_rl.engines import PolicyModel
@@ -8,8 +9,9 @@ from vla_rl.observe import RunDirectory
 from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.plan import EpisodeFootprint, print_plan
 from vla_rl.recipes.training import TrainingRun, train
-from vla_rl.recipes.training_config import TrainingConfig
-from vla_rl.rollout import TaskStart
+from vla_rl.recipes.training_config import RunConfig, TrainingConfig
+from vla_rl.rollout import TaskStart, embodied_agent
+from vla_rl.types import Agent
 
 ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
 
@@ -33,8 +35,17 @@ async def launch(
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
-    outcome = await train(config, starts, model, resume=resume, about=about)
+    outcome = await train(config, starts, model, agent=_agent_of(config.run), resume=resume, about=about)
     print(f"everything of this run is in {outcome.run.path}")
     if outcome.was_stopped:
         print(f"go on with --resume {outcome.run.path}")
     return 0
+
+
+def _agent_of(config: RunConfig) -> Agent:
+    if config.record_to is None:
+        return embodied_agent
+    from vla_rl.data import LeRobotWriter  # only where episodes are recorded
+    from vla_rl.recipes.recording import EpisodeRecorder
+
+    return EpisodeRecorder(LeRobotWriter(Path(config.record_to))).agent

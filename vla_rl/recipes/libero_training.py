@@ -8,11 +8,11 @@ from typing import Literal
 
 import msgspec
 
-import vla_rl
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.tasks import find_task, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.recipes.checkpoints import BASE_POLICY
 from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
@@ -20,8 +20,6 @@ from vla_rl.recipes.training_config import EmbodiedConfig
 from vla_rl.rollout import TaskStart
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec
-
-BASE_POLICY = Path(vla_rl.__file__).parent / "assets" / "libero_object_base"
 
 
 class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -45,8 +43,9 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     physics: Literal["fast", "exact"] = "fast"
     """`fast`: several times as many control steps a second, to train with; `exact`: LIBERO's own, as evaluations have it."""
 
-    quality: Literal["fast", "exact"] = "fast"
-    """Of the pictures: `fast` leaves out what costs time and is hardly seen at this size; `exact`: LIBERO's own."""
+    quality: Literal["fast", "exact"] = "exact"
+    """Of the pictures: `exact`: LIBERO's own, which the shipped policy and published ones were taught with; `fast` costs a
+    fraction, but draws a plainer robot: for policies that were taught with it."""
 
     assets: str | None = None
     """Folder of LIBERO's meshes and textures; none for VLA_RL_LIBERO_ASSETS or hf-libero's own download."""

@@ -1,36 +1,75 @@
-"""A base policy from demonstrations: `python -m vla_rl.recipes.sft_libero --demonstrations demos --out base`.
+"""Supervised learning from demonstrations: `python -m vla_rl.recipes.sft_libero --demonstrations demos --out base`.
 
-Reads what `record_demonstrations` wrote, trains a small OpenVLA-OFT by cross-entropy on the demonstrated action tokens, and
-writes a checkpoint that `srpo_libero --policy` starts from. Every control step of a demonstration is one sample: what was
-seen, and the chunk of actions from there on.
+Reads what `record_demonstrations` wrote, LIBERO's HDF5 files or a LeRobotDataset (docs/data.md), and trains a small policy
+from random weights, or a checkpoint:
+
+    ... --from openvla/openvla-7b --policy-family openvla_oft --lora-rank 32 --augment --statistics data
+    ... --from CHECKPOINT --policy-family continuous        L1 error of a continuous head, in place of cross-entropy
+
+Every control step is one sample: what was seen, and the chunk of actions from there on. The checkpoint is in the public
+layout, adapters merged into its weights, and `eval_libero` and `srpo_libero --policy` start from it.
 """
 
+import asyncio
 import random
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
+import msgspec
+import torch
+import tyro
 from rich.progress import track
 
+from vla_rl.data import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
 from vla_rl.engines import DeviceLane, ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.engines.imitation import Demonstration
-from vla_rl.errors import ConfigError
-from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.errors import ConfigError, DataError
+from vla_rl.models.images.augmentation import AugmentationConfig
+from vla_rl.models.prismatic.folder import open_folder
+from vla_rl.recipes.checkpoints import CheckpointConfig, device_for, load_policy
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
-from vla_rl.types import Config, derive_seed
+from vla_rl.recipes.imitation import Samples, augmented_batches, tiny_policy, with_statistics
+from vla_rl.types import derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.recipes.checkpoints import VlaPolicy
 
 
-class SftLiberoConfig(Config, frozen=True, kw_only=True):
-    """Supervised learning of a base policy."""
+class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
+    """Supervised learning of a policy."""
 
     demonstrations: str = "demos"
-    """Folder of demonstrations; all `.npz` files below it are used."""
+    """Data set: a LeRobotDataset's folder, or a folder of LIBERO's .hdf5 files or of our .npz files."""
+
+    data: DatasetOptions = DatasetOptions()
+
+    checkpoint: Annotated[str | None, tyro.conf.arg(name="from")] = None
+    """Folder or hub id of the checkpoint to start from; none for a small policy with random weights (`--tiny-head`)."""
+
+    tiny_head: Literal["tokens", "l1", "diffusion"] = "tokens"
+    """Head of the small policy: tokens learns by cross-entropy, l1 by the L1 error, diffusion by that of the noise."""
 
     out: str = "base"
     """Folder of the checkpoint; must not exist yet."""
 
-    max_episodes: int | None = None
-    """Use only the first so many demonstrations of each folder."""
+    save_every: int | None = None
+    """Also save after every so many updates, to `<out>-000500` and so on; none saves the last weights only."""
+
+    lora_rank: int | None = None
+    """Train adapters of this rank in place of all weights, such as 32; none trains all weights."""
+
+    lora_alpha: int = 16
+    """The adapters' share is alpha / rank."""
+
+    statistics: Literal["policy", "data"] = "policy"
+    """What scales actions and proprioception: the policy's own statistics, or the 1st and 99th percentile of these data,
+    which are saved under `norm_key`, or under the name of the data's folder."""
+
+    augment: bool = False
+    """Change frames at random (crop, brightness, contrast, saturation, hue), each camera by draws of its own."""
+
+    augmentation: AugmentationConfig = AugmentationConfig()
+    """How far, where `augment` is set."""
 
     updates: int = 3600
     """Optimizer steps."""
@@ -45,49 +84,45 @@ class SftLiberoConfig(Config, frozen=True, kw_only=True):
     """Threads to compute with on a CPU."""
 
     seed: int = 0
-    """Of the first weights and of the order of the samples."""
+    """Of the first weights, of the order of the samples and of the augmentation."""
 
     def __post_init__(self) -> None:
         for field in ("updates", "batch", "torch_threads"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
+        for field in ("save_every", "lora_rank"):
+            self.require(getattr(self, field) is None or getattr(self, field) >= 1, field, "at least 1, or none")
 
 
-def read_demonstrations(config: SftLiberoConfig, chunk_size: int) -> list[Demonstration]:
-    """One sample for each control step of each file. Raises: ConfigError where there is none, or a file is not one."""
-    folders: dict[Path, list[Path]] = {}
-    for path in sorted(Path(config.demonstrations).rglob("*.npz")):
-        folders.setdefault(path.parent, []).append(path)
-    samples = [
-        sample
-        for paths in folders.values()
-        for path in paths[: config.max_episodes]
-        for sample in _samples_of(path, chunk_size)
-    ]
-    if not samples:
-        raise ConfigError(
-            f"{config.demonstrations} holds no .npz file; record some: "
-            f"python -m vla_rl.recipes.record_demonstrations --out {config.demonstrations}"
-        )
-    return samples
+def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) -> "VlaPolicy":
+    """What is trained, before its first update. Raises: ConfigError, CheckpointError."""
+    found = statistics_of(episodes) if config.statistics == "data" else None
+    if config.checkpoint is None:
+        policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
+        policy.network.to(device_for(config.device))
+    else:
+        policy = load_policy(config.checkpoint, config if found is None else _with_any_key(config))
+        if found is not None:
+            policy = with_statistics(policy, found, config.norm_key or Path(config.demonstrations).name)
+    if config.lora_rank is None:
+        return policy
+    from vla_rl.models.prismatic.config import LoraConfig
+
+    lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha)
+    return policy.adapted(lora, seed=derive_seed(config.seed, "adapters"))
 
 
-def _samples_of(path: Path, chunk_size: int) -> list[Demonstration]:
+def _with_any_key(config: SftLiberoConfig) -> SftLiberoConfig:
+    """The same, loaded with whichever statistics the checkpoint names first: others take their place."""
+    assert config.checkpoint is not None
+    return msgspec.structs.replace(config, norm_key=next(iter(open_folder(config.checkpoint).statistics), None))
+
+
+def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
+    """The data set. Raises: ConfigError saying what is wrong with it."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            columns = {name: file[name] for name in file.files}
-        images = {name: columns[name] for name in ("image", "wrist_image") if name in columns}
-        actions, states, instruction = columns["action"], columns["state"], str(columns["instruction"])
-    except (OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"{path} is not a demonstration: {error}; record it again") from error
-    samples = []
-    for step in range(len(actions)):
-        chunk = np.zeros((chunk_size, actions.shape[1]), np.float32)
-        rest = actions[step : step + chunk_size]
-        chunk[: len(rest)] = rest
-        observation = {name: frames[step] for name, frames in images.items()}
-        observation |= {"state": states[step], "instruction": instruction}
-        samples.append(Demonstration(observation=observation, actions=chunk, num_valid=len(rest)))
-    return samples
+        return open_dataset(Path(config.demonstrations), config.data)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _new_folder(out: str) -> Path:
@@ -99,25 +134,39 @@ def _new_folder(out: str) -> Path:
 async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     """Train and save."""
     config, out = command.config, _new_folder(command.config.out)
-    model = OpenVlaOft.create(tiny(), seed=derive_seed(config.seed, "policy"))
-    samples = read_demonstrations(config, model.config.chunk_size)
-    print(f"{len(samples)} samples; {config.updates} updates of {config.batch}")
+    episodes = await asyncio.to_thread(read_demonstrations, config)
+    policy = await asyncio.to_thread(starting_policy, config, episodes)
+    samples = Samples(episodes, policy)
+    print(f"{len(samples)} samples of {len(episodes)} episodes; {config.updates} updates of {config.batch}")
+    trained = sum(parameter.numel() for parameter in policy.network.parameters() if parameter.requires_grad)
+    print(f"{trained} of {sum(parameter.numel() for parameter in policy.network.parameters())} parameters are trained")
     if command.launch.dry_run:
         return 0
     order = random.Random(derive_seed(config.seed, "samples"))
     async with DeviceLane(config.torch_threads) as lane:
-        imitator = Imitator(model, lane, config.imitation)
+        generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
+        prepare = augmented_batches(policy, config.augmentation, generator) if config.augment else None
+        imitator = Imitator(policy, lane, config.imitation, prepare=prepare)
         losses: list[float] = []
         for number in track(range(1, config.updates + 1), description="imitating"):
-            report = await imitator.update(order.choices(samples, k=config.batch))
+            chosen = order.choices(range(len(samples)), k=config.batch)
+            report = await imitator.update(await asyncio.to_thread(samples.demonstrations, chosen))
             losses.append(report.metrics["imitation/loss"])
             if number % 500 == 0:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")
-        seen = await imitator.evaluate(order.sample(samples, k=min(256, len(samples))))
-    print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on what it was taught")
-    model.save(out)
+            if config.save_every and number % config.save_every == 0 and number < config.updates:
+                await lane.run(_save, policy, Path(f"{out}-{number:06d}"), work="checkpoint")
+        chosen = order.sample(range(len(samples)), k=min(256, len(samples)))
+        seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
+        print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on what it was taught")
+        await lane.run(_save, policy, out, work="checkpoint")
     print(f"saved to {out}")
     return 0
+
+
+def _save(policy: "VlaPolicy", folder: Path) -> None:
+    """Write a checkpoint that anybody's code can load: adapters become part of the weights."""
+    (policy.merged() if policy.config.lora is not None else policy).save(folder)
 
 
 def cli() -> int:

@@ -7,10 +7,11 @@ assets it plays on the stand-ins that ship with this package.
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -18,32 +19,36 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from vla_rl.actors import Runtime
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
-from vla_rl.envs.libero import LiberoEnv, find_task, list_tasks
+from vla_rl.envs.libero import LiberoEnv, list_tasks
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import Expert
-from vla_rl.errors import ConfigError
-from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
+from vla_rl.recipes.checkpoints import CheckpointConfig, load_policy
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
-from vla_rl.types import Config, Observation, Sampling, derive_seed
+from vla_rl.recipes.evaluation import WithinRange, check_starts, libero_env, libero_episode, play_each, result_of
+from vla_rl.recipes.evaluation.libero import Suite
+from vla_rl.rollout import PolicyEngine, embodied_agent
+from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 
 FRAMES_PER_S = 20.0
 """As many as control steps a second: the video runs in real time."""
 
 
-class WatchConfig(Config, frozen=True, kw_only=True):
+class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     """What to play, who plays it, and where the video goes."""
 
-    suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_object"
+    suite: Suite = "libero_object"
     """LIBERO's suite."""
 
     task_ids: tuple[int, ...] | None = None
     """Tasks of the suite; none for all of them."""
 
     policy: str = "expert"
-    """Who plays: expert (sees the hidden state), random, or the folder of an OpenVLA-OFT checkpoint."""
+    """Who plays: expert (sees the hidden state), random, or the folder of a checkpoint."""
 
     episodes: int = 1
     """Episodes of each task."""
@@ -78,13 +83,7 @@ class WatchConfig(Config, frozen=True, kw_only=True):
         self.require(self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4")
         is_known = self.policy in ("expert", "random") or Path(self.policy).is_dir()
         self.require(is_known, "policy", "expert, random or the folder of a checkpoint")
-        for task_id in self.tasks:
-            try:
-                most = find_task(self.suite, task_id).num_init_states
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
-            is_there = min(self.init_states) >= 0 and max(self.init_states) < most
-            self.require(is_there, "init_states", f"numbers from 0 to {most - 1}")
+        check_starts(self.suite, self.tasks, self.init_states)
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -104,62 +103,42 @@ class Episode(msgspec.Struct, frozen=True):
     """uint8 [S, S, 3] each, before the first control step and after every one; empty without a video."""
 
 
-Chooser: TypeAlias = Callable[[LiberoEnv, Observation, int, int], Awaitable[np.ndarray]]
-"""Actions float32 [H, 7] for an observation after so many control steps; the last number seeds the decision."""
-
-
-async def play(env: LiberoEnv, choose: Chooser, init_state_id: int, seed: int, has_frames: bool) -> Episode:
-    """Play one episode to its end."""
+def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode:
+    """Let the scripted expert, which sees the hidden state and so plays in this process, play one episode to its end."""
     observation, info = env.reset(options={"init_state_id": init_state_id})
+    expert = Expert(env.scene)
     env.render_every_step = has_frames
     frames = [observation["image"]] if has_frames else []
     is_over = False
     while not is_over:
-        actions = await choose(env, observation, info["num_steps"], derive_seed(seed, info["num_steps"]))
-        for index, action in enumerate(actions):
-            if index == len(actions) - 1:
-                env.render_every_step = True
-            observation, _, terminated, truncated, info = env.step(action)
-            env.render_every_step = has_frames
-            if has_frames:
-                frames.append(observation["image"])
-            is_over = terminated or truncated
-            if is_over:
-                break
+        observation, _, terminated, truncated, info = env.step(expert.act())
+        if has_frames:
+            frames.append(observation["image"])
+        is_over = terminated or truncated
     success, num_steps = bool(info["is_success"]), int(info["num_steps"])
     return Episode(env.task.key, env.task.instruction, init_state_id, success, num_steps, frames)
 
 
-async def _chooser(config: WatchConfig, stack: AsyncExitStack) -> Chooser:
+class RandomActions:
+    """A `PolicyEngine` that draws one control step at a time, evenly from all that the arm can do."""
+
+    weight_version = 0
+
+    async def act(self, _observation: Observation, sampling: Sampling) -> ActionChunk:
+        """Actions float32 [1, 7]; the sampling's seed decides."""
+        actions = np.random.default_rng(sampling.seed).uniform(-1.0, 1.0, (1, 7)).astype(np.float32)
+        return ActionChunk(
+            actions=actions, tokens=actions[0], log_probs=np.full(7, -np.log(2.0), np.float32), weight_version=0
+        )
+
+
+async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
     """Who plays; what it needs is opened on `stack`."""
     if config.policy == "random":
-        return _choose_at_random
-    if config.policy == "expert":
-        return _ExpertChooser().choose
+        return RandomActions()
     lane = await stack.enter_async_context(DeviceLane(1))
-    model = OpenVlaOft.load(Path(config.policy))
-    engine = await stack.enter_async_context(TorchEngine(model, lane, EngineConfig()))
-
-    async def choose(_env: LiberoEnv, observation: Observation, _num_steps: int, seed: int) -> np.ndarray:
-        return (await engine.act(observation, Sampling(greedy=config.is_greedy, seed=seed))).actions
-
-    return choose
-
-
-async def _choose_at_random(_env: LiberoEnv, _observation: Observation, _num_steps: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).uniform(-1.0, 1.0, (1, 7)).astype(np.float32)
-
-
-class _ExpertChooser:
-    """Starts an expert over wherever an episode begins."""
-
-    def __init__(self) -> None:
-        self._expert: Expert | None = None
-
-    async def choose(self, env: LiberoEnv, _observation: Observation, num_steps: int, _seed: int) -> np.ndarray:
-        if self._expert is None or num_steps == 0:
-            self._expert = Expert(env.scene)
-        return self._expert.act()[None]
+    model = await asyncio.to_thread(load_policy, config.policy, config)
+    return WithinRange(await stack.enter_async_context(TorchEngine(model, lane, EngineConfig())))
 
 
 async def main(command: Command[Launch, WatchConfig]) -> int:
@@ -169,11 +148,11 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
         console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
         console.print(f"{len(config.tasks) * config.episodes} episodes by {config.policy}")
         return 0
-    episodes = []
-    async with AsyncExitStack() as stack:
-        choose = await _chooser(config, stack)
-        for task_id in config.tasks:
-            episodes += await _play_task(config, task_id, choose, console)
+    find_assets(config.assets)
+    if config.policy == "expert":
+        episodes = [episode for task_id in config.tasks for episode in _play_task(config, task_id, console)]
+    else:
+        episodes = await _play_policy(config, console)
     _print_table(config, episodes, console)
     if config.video is not None:
         config.video.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +161,51 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
     return 0
 
 
-async def _play_task(config: WatchConfig, task_id: int, choose: Chooser, console: Console) -> list[Episode]:
+async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
+    """Play as evaluations do, in a simulator process, one episode after the other."""
+    specs = [_episode_spec(config, task_id, number) for task_id in config.tasks for number in range(config.episodes)]
+    agent = partial(embodied_agent, frames_every=None if config.video is None else 1)
+    episodes: list[Episode] = []
+
+    async def done(trajectory: Trajectory) -> None:
+        result = result_of(trajectory)
+        frames: list[np.ndarray] = []
+        if config.video is not None:
+            frames = [trajectory.steps[0].observation["image"]]
+            frames += [frame for step in trajectory.steps if step.frames is not None for frame in step.frames]
+        episodes.append(
+            Episode(result.task, result.instruction, result.init_state_id, result.is_success, result.num_steps, frames)
+        )
+        _report(episodes[-1], console)
+
+    async with AsyncExitStack() as stack:
+        engine = await _engine(config, stack)
+        runtime = await stack.enter_async_context(Runtime("watch"))
+        envs = list({spec.task: spec.env for spec in specs}.values())
+        pool = await stack.enter_async_context(SimulatorPool(runtime, SimulatorConfig(), specs=envs))
+        await play_each(pool, engine, agent, specs, done)
+    return episodes
+
+
+def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec:
+    env = libero_env(
+        config.suite,
+        task_id,
+        assets=config.assets,
+        image_size=config.image_size,
+        step_limit=None,
+        physics=config.physics,
+        quality=config.quality,
+    )
+    state = config.init_states[number % len(config.init_states)]
+    sampling = Sampling(greedy=config.is_greedy)
+    seed = derive_seed(config.seed, number)
+    return libero_episode(
+        env, task_id * config.episodes + number, f"{config.suite}/{task_id}", state, sampling=sampling, seed=seed
+    )
+
+
+def _play_task(config: WatchConfig, task_id: int, console: Console) -> list[Episode]:
     env = LiberoEnv(
         config.suite,
         task_id,
@@ -195,14 +218,16 @@ async def _play_task(config: WatchConfig, task_id: int, choose: Chooser, console
     try:
         for number in range(config.episodes):
             init_state_id = config.init_states[number % len(config.init_states)]
-            seed = derive_seed(config.seed, task_id, number)
-            episode = await play(env, choose, init_state_id, seed, config.video is not None)
-            outcome = "success" if episode.is_success else "failure"
-            console.print(f"{episode.task} from {init_state_id}: {outcome} after {episode.num_steps} control steps")
-            episodes.append(episode)
+            episodes.append(play_expert(env, init_state_id, config.video is not None))
+            _report(episodes[-1], console)
     finally:
         env.close()
     return episodes
+
+
+def _report(episode: Episode, console: Console) -> None:
+    outcome = "success" if episode.is_success else "failure"
+    console.print(f"{episode.task} from {episode.init_state_id}: {outcome} after {episode.num_steps} control steps")
 
 
 def _print_table(config: WatchConfig, episodes: list[Episode], console: Console) -> None:

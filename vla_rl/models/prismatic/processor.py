@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_rl.models.images.pipeline import image_pipeline
+from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
 from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
 from vla_rl.types import Observation
 
@@ -53,11 +53,24 @@ def prompt_of(instruction: str) -> str:
 
 
 class PrismaticProcessor:
-    """Turns observations into batches. Immutable, so any thread may use it."""
+    """Turns observations into batches. Immutable, so any thread may use it.
 
-    def __init__(self, config: PrismaticConfig, tokenizer: Tokenizer, proprio: ProprioConfig | None = None) -> None:
+    Args:
+        config: of the policy.
+        tokenizer: of the policy.
+        proprio: how proprioception is scaled; None for policies that do not use it.
+        pipeline: what happens to frames where it is not the policy's own, such as augmentation.
+    """
+
+    def __init__(
+        self,
+        config: PrismaticConfig,
+        tokenizer: Tokenizer,
+        proprio: ProprioConfig | None = None,
+        pipeline: ImagePipeline | None = None,
+    ) -> None:
         self._config, self._tokenizer, self._proprio_config = config, tokenizer, proprio
-        self._pipeline = image_pipeline(config.images)
+        self._pipeline = image_pipeline(config.images) if pipeline is None else pipeline
         first_action_id = config.llm.vocab_size - config.num_bins
         if tokenizer.get_vocab_size() > config.llm.vocab_size:
             raise ValueError(

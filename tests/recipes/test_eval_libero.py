@@ -1,0 +1,126 @@
+"""Evaluation on real LIBERO, from the command line: killed, resumed, recorded, and refused where it makes no sense."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from vla_rl.data import open_dataset
+from vla_rl.errors import ConfigError, VlaRlError
+from vla_rl.recipes.command_line import Command
+from vla_rl.recipes.eval_libero import EvalLaunch, EvalLiberoConfig, main, write_results
+from vla_rl.recipes.evaluation import EpisodeResult
+
+EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]
+QUICK = ["--assets", "stand-ins", "--physics", "fast", "--quality", "fast", "--image-size", "64"]
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*EVAL, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = ["--tasks", "1", "--init-states", "40-43", "--step-limit", "16", "--num-envs", "1", *QUICK]
+    plan += ["--record-to", str(tmp_path / "data"), "--root", str(tmp_path)]
+    process = subprocess.Popen([*EVAL, *plan], stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 100
+    try:
+        while not any(file.read_bytes().count(b"\n") for file in tmp_path.glob("eval-*/episodes.jsonl")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    (folder,) = tmp_path.glob("eval-*")
+    before = (folder / "episodes.jsonl").read_bytes()
+    resumed = run("--resume", str(folder))
+    assert resumed.returncode == 0, resumed.stderr
+    assert (folder / "episodes.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    found = json.loads((folder / "results.json").read_text())
+    assert sorted(episode["init_state_id"] for episode in found["episodes"]) == [40, 41, 42, 43]
+    assert {episode["num_steps"] for episode in found["episodes"]} == {16}
+    assert found["conditions"]["assets"] == "stand-ins"
+    assert (found["conditions"]["physics"], found["conditions"]["quality"]) == ("fast", "fast")
+    assert found["conditions"]["seed"] == 0
+    assert len(found["conditions"]["checkpoint_digest"]) == 32
+    assert found["tasks"]["libero_object/1"]["wilson_95"][1] == pytest.approx(0.4899, abs=1e-4)
+    assert "torch" in found["versions"]["packages"]
+    assert "0/4" in resumed.stdout
+    # no video of what was played before; at most three of each task and outcome
+    assert all(video.name.startswith("libero_object-1_failure_init-4") for video in (folder / "videos").iterdir())
+    assert len(list((folder / "videos").iterdir())) == 3
+    episodes = open_dataset(tmp_path / "data")
+    assert sorted(json.loads(str(episode.about["options"]))["init_state_id"] for episode in episodes) == [
+        40,
+        41,
+        42,
+        43,
+    ]
+    assert episodes[0].num_steps == 16
+    assert episodes[0].observation(15)["wrist_image"].shape == (64, 64, 3)
+    assert not np.array_equal(episodes[0].frames["image"](0), episodes[0].frames["image"](15))
+    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=EvalLiberoConfig)
+    warmer = msgspec.structs.replace(config, temperature=1.0)
+    with pytest.raises(ConfigError, match=r"temperature is 1\.0, but the episodes in .* were played with None"):
+        asyncio.run(main(Command(EvalLaunch(resume=folder), warmer)))
+    wider = msgspec.structs.replace(config, init_states="40-44")
+    assert asyncio.run(main(Command(EvalLaunch(resume=folder, dry_run=True), wider))) == 0
+    assert "5 episodes, greedily, 4 of them played already" in " ".join(capsys.readouterr().out.split())
+
+
+async def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = EvalLiberoConfig(suites=("libero_goal", "libero_10"), init_states="40-49", root=str(tmp_path / "runs"))
+    assert await main(Command(EvalLaunch(dry_run=True), config)) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "200 episodes, greedily, 0 of them played already" in text
+    assert "520 each, 52000 in all" in text
+    assert "weights of the policy" in text
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "resume", "message"),
+    [
+        ({"checkpoint": "nowhere"}, None, "nowhere is neither a folder nor a hub id"),
+        ({"norm_key": "libero_goal", "step_limit": 8}, None, "action statistics with no 'libero_goal'"),
+        ({"assets": "nowhere"}, None, "LIBERO's assets were not found in nowhere"),
+        ({}, Path("nowhere"), "nowhere/config.json cannot be read"),
+    ],
+)
+async def test_what_cannot_be_evaluated_is_refused(
+    changed: dict[str, Any], resume: Path | None, message: str, tmp_path: Path
+) -> None:
+    config = EvalLiberoConfig(**{"assets": "stand-ins", "root": str(tmp_path), **changed})
+    with pytest.raises(VlaRlError) as caught:
+        await main(Command(EvalLaunch(resume=resume), config))
+    assert message in str(caught.value)
+
+
+def test_results_are_plain_json(tmp_path: Path) -> None:
+    one = EpisodeResult(
+        suite="libero_goal", task_id=3, task="libero_goal/3", instruction="open it", init_state_id=0, scene_seed=0,
+        is_success=True, num_steps=90, attempts=1,
+    )  # fmt: skip
+    write_results(tmp_path / "results.json", {"seed": 0}, [one], num_planned=1)
+    found = msgspec.json.decode((tmp_path / "results.json").read_bytes())
+    assert found["suites"]["libero_goal"]["success_rate"] == 1.0
+    assert found["episodes"][0]["num_steps"] == 90
+    assert not list(tmp_path.glob("*.part"))

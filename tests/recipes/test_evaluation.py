@@ -1,0 +1,266 @@
+"""Playing a list of episodes, the results file, the intervals and the plan."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from toy_runs import small_run
+
+from vla_rl.actors import Runtime
+from vla_rl.data import LeRobotWriter, read_lerobot
+from vla_rl.errors import ConfigError, EnvError
+from vla_rl.recipes.command_line import Command, TrainingLaunch
+from vla_rl.recipes.eval_libero import EvalLiberoConfig
+from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, WithinRange, numbers_in, play_each, wilson_interval
+from vla_rl.recipes.evaluation.plan import planned_episodes
+from vla_rl.recipes.evaluation.results import by_task, summary_of
+from vla_rl.recipes.recording import EpisodeRecorder
+from vla_rl.recipes.srpo_toy import main
+from vla_rl.recipes.watch_libero import RandomActions
+from vla_rl.rollout import EpisodeLost, embodied_agent
+from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.types import ActionChunk, Agent, EnvSpec, EpisodeSpec, Observation, Sampling, Trajectory
+
+TOY = EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"action_dim": 7, "step_limit": 6})
+
+
+def toy_episodes(num: int, env: EnvSpec = TOY) -> list[EpisodeSpec]:
+    return [
+        EpisodeSpec(
+            episode_id=k,
+            group_id=k,
+            member=0,
+            env=env,
+            task="toy/0",
+            seed=0,
+            policy_seed=k,
+            options={"init_state_id": k},
+        )
+        for k in range(num)
+    ]
+
+
+async def played(agent: Agent, episodes: Sequence[EpisodeSpec], num_envs: int = 2, **changed: Any) -> list[Trajectory]:
+    trajectories: list[Trajectory] = []
+
+    async def done(trajectory: Trajectory) -> None:
+        trajectories.append(trajectory)
+
+    async with Runtime("test") as runtime, SimulatorPool(runtime, SimulatorConfig(num_envs=num_envs)) as pool:
+        await play_each(pool, RandomActions(), agent, episodes, done, **changed)
+    return sorted(trajectories, key=lambda trajectory: trajectory.episode.episode_id)
+
+
+async def test_every_episode_is_played_once() -> None:
+    trajectories = await played(embodied_agent, toy_episodes(5))
+    assert [trajectory.episode.options["init_state_id"] for trajectory in trajectories] == [0, 1, 2, 3, 4]
+    again = await played(embodied_agent, toy_episodes(5)[3:], num_envs=1)
+    assert np.array_equal(again[0].final_observation["state"], trajectories[3].final_observation["state"])
+
+
+async def test_an_episode_whose_simulator_died_is_played_again(tmp_path: Path) -> None:
+    env = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "kill", "times": 1, "ledger": str(tmp_path)})
+    (trajectory,) = await played(embodied_agent, toy_episodes(1, env), num_envs=1)
+    assert trajectory.episode.attempt == 1
+
+
+async def test_an_episode_that_is_always_lost_ends_it(tmp_path: Path) -> None:
+    env = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "kill", "times": 9, "ledger": str(tmp_path)})
+    with pytest.raises(EpisodeLost) as caught:
+        await played(embodied_agent, toy_episodes(1, env), num_envs=1, max_attempts=2)
+    assert caught.value.__notes__ == ["that was the last of 2 attempts"]
+
+
+async def test_an_environment_that_breaks_its_contract_ends_it_with_its_own_error() -> None:
+    env = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "raise"})
+    with pytest.raises(EnvError):
+        await played(embodied_agent, toy_episodes(4, env))
+
+
+async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) -> None:
+    plain = await played(embodied_agent, toy_episodes(3))
+    recorded = await played(EpisodeRecorder(LeRobotWriter(tmp_path)).agent, toy_episodes(3))
+    for one, other in zip(plain, recorded, strict=True):
+        assert (one.num_env_steps, one.stop_reason) == (other.num_env_steps, other.stop_reason)
+        assert np.array_equal(one.final_observation["image"], other.final_observation["image"])
+        assert all(np.array_equal(a.rewards, b.rewards) for a, b in zip(one.steps, other.steps, strict=True))
+    on_disk = {int(episode.about["policy_seed"]): episode for episode in read_lerobot(tmp_path)}
+    assert sorted(on_disk) == [0, 1, 2]
+    for trajectory in plain:
+        episode = on_disk[trajectory.episode.policy_seed]
+        # random actions are chunks of one step, so the plain trajectory has every observation
+        for step, decision in enumerate(trajectory.steps):
+            assert np.array_equal(episode.frames["image"](step), decision.observation["image"])
+            assert np.array_equal(episode.vectors["state"][step], decision.observation["state"])
+            assert np.array_equal(episode.actions[step], decision.chunk.actions[0])
+        assert episode.is_success == trajectory.is_success
+        assert episode.instruction == trajectory.final_observation["instruction"]
+
+
+async def test_an_episode_that_is_recorded_already_is_not_recorded_twice(tmp_path: Path) -> None:
+    for num in (1, 3):
+        await played(EpisodeRecorder(LeRobotWriter(tmp_path)).agent, toy_episodes(num))
+    assert len(read_lerobot(tmp_path)) == 3
+
+
+class TooFar:
+    """An engine that asks for more than the arm can do."""
+
+    weight_version = 4
+
+    async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
+        actions = np.array([[1.5, -2.0, 0.25]], np.float32)
+        return ActionChunk(actions=actions, tokens=actions[0], log_probs=actions[0], weight_version=4)
+
+
+async def test_actions_are_cut_off_where_libero_s_controller_cuts_them_off() -> None:
+    engine = WithinRange(TooFar())
+    chunk = await engine.act({}, Sampling())
+    assert chunk.actions.tolist() == [[1.0, -1.0, 0.25]]
+    assert chunk.tokens.tolist() == [1.5, -2.0, 0.25]
+    assert engine.weight_version == 4
+
+
+@pytest.mark.parametrize(
+    ("num_successes", "num", "low", "high"),
+    # worked out by hand for 0 of 1, where centre and half are both z^2/2 / (1 + z^2); the others from Wilson's equation
+    # solved as a quadratic: (p - x)^2 = z^2 x (1 - x) / n
+    [(0, 1, 0.0, 0.793450), (8, 10, 0.490163, 0.943318), (485, 500, 0.951096, 0.981737), (10, 10, 0.722467, 1.0)],
+)
+def test_wilson_s_interval(num_successes: int, num: int, low: float, high: float) -> None:
+    found = wilson_interval(num_successes, num)
+    assert found == pytest.approx((low, high), abs=2e-6)
+    z, rate = 1.959963984540054, num_successes / num
+    for end in found:
+        if 0 < end < 1:
+            assert (rate - end) ** 2 == pytest.approx(z * z * end * (1 - end) / num, abs=1e-9)
+
+
+def test_an_interval_of_no_episode_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 of 0 episodes"):
+        wilson_interval(0, 0)
+
+
+def result(task_id: int, init_state_id: int, is_success: bool = True, num_steps: int = 100) -> EpisodeResult:
+    return EpisodeResult(
+        suite="libero_goal",
+        task_id=task_id,
+        task=f"libero_goal/{task_id}",
+        instruction="turn on the stove",
+        init_state_id=init_state_id,
+        scene_seed=0,
+        is_success=is_success,
+        num_steps=num_steps,
+        attempts=1,
+    )
+
+
+def test_results_are_on_disk_as_they_come_and_a_torn_line_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    with ResultFile(path) as file:
+        file.add(result(1, 0))
+        file.add(result(1, 1, is_success=False))
+        assert len(path.read_bytes().splitlines()) == 2
+    path.write_bytes(path.read_bytes() + b'{"suite": "libero_go')  # killed while it wrote
+    with ResultFile(path) as file:
+        assert list(file.results.values()) == [result(1, 0), result(1, 1, is_success=False)]
+        file.add(result(2, 0))
+    with ResultFile(path) as file:
+        assert len(file.results) == 3
+
+
+def test_an_episode_stands_in_the_results_once(tmp_path: Path) -> None:
+    with ResultFile(tmp_path / "episodes.jsonl") as file:
+        file.add(result(1, 0))
+        with pytest.raises(ConfigError, match="twice, expected every episode once"):
+            file.add(result(1, 0, is_success=False))
+
+
+def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
+    (tmp_path / "episodes.jsonl").write_text('{"suite": 3}\n')
+    with pytest.raises(ConfigError, match=r"episodes\.jsonl, line 1 is not a result"):
+        ResultFile(tmp_path / "episodes.jsonl")
+
+
+def test_a_summary_counts_by_task() -> None:
+    results = [result(10, 0, False, 300), result(2, 0, True, 80), result(2, 1, True, 120), result(2, 2, False, 300)]
+    assert list(by_task(results)) == ["libero_goal/2", "libero_goal/10"]
+    found = summary_of(by_task(results)["libero_goal/2"])
+    assert (found["successes"], found["episodes"], found["mean_steps_of_successes"]) == (2, 3, 100)
+    assert summary_of([result(1, 0, False)])["mean_steps_of_successes"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("all", (0, 1, 2, 3, 4)), ("0-2", (0, 1, 2)), ("4,0-1,1", (4, 0, 1)), ("3", (3,))],
+)
+def test_numbers_are_lists_of_ranges(text: str, numbers: tuple[int, ...]) -> None:
+    assert numbers_in(text, 5, "tasks") == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0-5", "tasks are '0-5', expected numbers from 0 to 4"),
+        ("3-1", "expected ranges that rise, not '3-1'"),
+        ("", "expected 'all', or numbers and ranges"),
+        ("1;2", "expected 'all', or numbers and ranges"),
+    ],
+)
+def test_other_text_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        numbers_in(text, 5, "tasks")
+
+
+def test_the_plan_holds_every_task_state_and_scene_once_with_seeds_of_its_own() -> None:
+    config = EvalLiberoConfig(
+        suites=("libero_goal", "libero_object"), tasks="1,3", init_states="40-42", scene_seeds="0,7"
+    )
+    episodes = planned_episodes(config)
+    assert len(episodes) == len({episode.policy_seed for episode in episodes}) == 2 * 2 * 3 * 2
+    assert {episode.options["init_state_id"] for episode in episodes} == {40, 41, 42}
+    assert {episode.env.kwargs["scene_seed"] for episode in episodes} == {0, 7}
+    assert all(episode.sampling.greedy for episode in episodes)
+    # a narrower plan plays the same episodes in the same way
+    narrow = planned_episodes(
+        msgspec.structs.replace(config, suites=("libero_object",), init_states="42", temperature=1.6)
+    )
+    seeds = {(e.task, e.options["init_state_id"], e.env.kwargs["scene_seed"]): e.policy_seed for e in episodes}
+    for episode in narrow:
+        key = (episode.task, 42, episode.env.kwargs["scene_seed"])
+        assert seeds[key] == episode.policy_seed
+        assert (episode.sampling.greedy, episode.sampling.temperature) == (False, 1.6)
+
+
+def test_a_whole_suite_has_its_500_episodes() -> None:
+    assert len(planned_episodes(EvalLiberoConfig(suites=("libero_spatial",)))) == 500
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tasks": "10"}, "tasks of libero_object are '10', expected numbers from 0 to 9"),
+        ({"init_states": "40-50"}, "init_states of libero_object/0 are '40-50', expected numbers from 0 to 49"),
+        ({"suites": ("libero_goal", "libero_goal")}, "expected each once"),
+        ({"suites": ()}, "expected at least one suite"),
+        ({"temperature": 0.0}, "temperature is 0.0, expected above 0, or none for greedy"),
+        ({"num_envs": 0}, "num_envs is 0, expected at least 1"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EvalLiberoConfig(**changed)
+
+
+async def test_a_training_recipe_records_its_episodes(tmp_path: Path) -> None:
+    small = small_run(tmp_path / "runs")
+    one = msgspec.structs.replace(small.run, updates=1, record_to=str(tmp_path / "data"))
+    config = msgspec.structs.replace(small, run=one)
+    assert await main(Command(TrainingLaunch(), config)) == 0
+    episodes = read_lerobot(tmp_path / "data")
+    assert len(episodes) >= 4  # an update of two groups of two, and what was begun beyond it
+    assert {episode.about["weight_version"] for episode in episodes} <= {0, 1}
+    assert all(episode.frames["image"](0).shape == (32, 32, 3) for episode in episodes)

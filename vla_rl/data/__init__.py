@@ -1,0 +1,27 @@
+"""Data sets of robot episodes: three layouts to read, one to write, one form in memory. No torch.
+
+    LIBERO's HDF5 ──┐
+    LeRobotDataset ─┼─► open_dataset ─► RecordedEpisode ─► statistics_of, imitation
+    our own .npz  ──┘                        │
+                       any run's episodes ───┴─► LeRobotWriter ─► LeRobotDataset v3.0
+
+Frames stay on disk, encoded as they are, until somebody asks for one.
+"""
+
+from vla_rl.data.episode import RecordedEpisode
+from vla_rl.data.hdf5 import read_hdf5
+from vla_rl.data.lerobot import LeRobotWriter, read_lerobot
+from vla_rl.data.opening import DatasetOptions, open_dataset
+from vla_rl.data.recordings import read_recording
+from vla_rl.data.statistics import statistics_of
+
+__all__ = [
+    "DatasetOptions",
+    "LeRobotWriter",
+    "RecordedEpisode",
+    "open_dataset",
+    "read_hdf5",
+    "read_lerobot",
+    "read_recording",
+    "statistics_of",
+]

@@ -1,0 +1,61 @@
+"""One recorded episode, whatever it was read from: what was seen before each control step, and the action taken there."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from vla_rl.errors import DataError
+from vla_rl.types import Observation
+
+FrameReader: TypeAlias = Callable[[int], np.ndarray]
+"""Control step to uint8 [H, W, 3], RGB, as `LiberoEnv` shows it; reads and decodes when it is called, in any thread."""
+
+
+class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
+    """T control steps of one episode. Numbers are in memory, frames are read when they are asked for."""
+
+    name: str
+    """Which one it is, for people and for errors; unique in its data set."""
+
+    instruction: str
+
+    actions: np.ndarray
+    """float32 [T, D], in the environment's units: in LIBERO, gripper +1 closes and -1 opens."""
+
+    vectors: Mapping[str, np.ndarray]
+    """Observation key to float32 [T, D], such as `state`: as of before each action."""
+
+    frames: Mapping[str, FrameReader]
+    """Observation key to its frames, such as `image` and `wrist_image`."""
+
+    rewards: np.ndarray | None = None
+    """float32 [T], earned by each action; None where the source has none."""
+
+    is_success: bool | None = None
+    """Whether the task was solved; None where the source does not say."""
+
+    about: dict[str, str | int | float | bool] = {}
+    """What else is known of it, such as its task and initial state."""
+
+    def __post_init__(self) -> None:
+        if self.actions.ndim != 2 or len(self.actions) == 0:
+            raise DataError(f"{self.name}: actions are {list(self.actions.shape)}, expected [T, D] with T >= 1.")
+        columns = {**self.vectors, **({} if self.rewards is None else {"rewards": self.rewards})}
+        for key, values in columns.items():
+            if len(values) != len(self.actions):
+                raise DataError(
+                    f"{self.name}: {len(values)} rows of {key!r}, expected {len(self.actions)} like actions."
+                )
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return len(self.actions)
+
+    def observation(self, step: int) -> Observation:
+        """What a policy saw before the action of `step`."""
+        seen: Observation = {key: read(step) for key, read in self.frames.items()}
+        seen |= {key: values[step] for key, values in self.vectors.items()}
+        return {**seen, "instruction": self.instruction}

@@ -1,0 +1,114 @@
+"""An episode as the columns of a LeRobotDataset v3.0, with the notes that `datasets` and `pandas` read them by."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vla_rl.data.episode import RecordedEpisode
+from vla_rl.data.lerobot.frames import encode_png
+from vla_rl.data.lerobot.layout import DONE, KNOWN_FIELDS, REWARD, SUCCESS, Feature
+
+_NUMBERS = {"float32": pa.float32(), "int64": pa.int64(), "bool": pa.bool_()}
+_IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def feature_name(key: str) -> str:
+    """What an observation key is called in the data set."""
+    return KNOWN_FIELDS[key][0] if key in KNOWN_FIELDS else f"observation.{key}"
+
+
+def features_of(episode: RecordedEpisode) -> dict[str, Feature]:
+    """`features` of `meta/info.json`."""
+    features = {}
+    for key, read in episode.frames.items():
+        shape = read(0).shape
+        name = feature_name(key) if key in KNOWN_FIELDS else f"observation.images.{key}"
+        features[name] = Feature(dtype="image", shape=shape, names=["height", "width", "channel"])
+    for key, values in episode.vectors.items():
+        features[feature_name(key)] = Feature(dtype="float32", shape=values.shape[1:], names=[key])
+    features["action"] = Feature(dtype="float32", shape=episode.actions.shape[1:], names=["action"])
+    if episode.rewards is not None:
+        features[REWARD] = Feature(dtype="float32", shape=(1,))
+    if episode.is_success is not None:
+        features |= {DONE: Feature(dtype="bool", shape=(1,)), SUCCESS: Feature(dtype="bool", shape=(1,))}
+    features["timestamp"] = Feature(dtype="float32", shape=(1,))
+    whole = ("frame_index", "episode_index", "index", "task_index")
+    return features | {name: Feature(dtype="int64", shape=(1,)) for name in whole}
+
+
+def table_of(
+    episode: RecordedEpisode, features: Mapping[str, Feature], number: int, first_row: int, task: int, fps: float
+) -> pa.Table:
+    """One row for each control step.
+
+    Args:
+        episode: what happened.
+        features: as `features_of` gives them.
+        number, first_row: episodes and rows before this one.
+        task: index of its instruction.
+        fps: control steps a second.
+    """
+    steps = np.arange(episode.num_steps)
+    is_last = steps == episode.num_steps - 1
+    values: dict[str, Any] = {
+        "action": episode.actions,
+        "timestamp": (steps / fps).astype(np.float32),
+        "frame_index": steps,
+        "episode_index": np.full(len(steps), number),
+        "index": first_row + steps,
+        "task_index": np.full(len(steps), task),
+        REWARD: episode.rewards,
+        DONE: is_last,
+        SUCCESS: is_last & bool(episode.is_success),
+        **{feature_name(key): rows for key, rows in episode.vectors.items()},
+    }
+    frames = {
+        feature_name(key) if key in KNOWN_FIELDS else f"observation.images.{key}": read
+        for key, read in episode.frames.items()
+    }
+    arrays = []
+    for name, feature in features.items():
+        if feature.dtype == "image":
+            encoded = [{"bytes": encode_png(frames[name](step)), "path": None} for step in steps.tolist()]
+            arrays.append(pa.array(encoded, _IMAGE))
+        else:
+            arrays.append(_numbers(np.asarray(values[name]), feature))
+    table = pa.Table.from_arrays(arrays, names=list(features))
+    note = {"info": {"features": {name: _note(feature) for name, feature in features.items()}}}
+    return table.replace_schema_metadata({"huggingface": json.dumps(note)})
+
+
+def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
+    """`meta/tasks.parquet`: instructions are the index of a pandas frame, and `pandas` reads it back as one."""
+    table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
+    text = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    number = {"pandas_type": "int64", "numpy_type": "int64", "metadata": None}
+    note = {
+        "index_columns": ["task"],
+        "column_indexes": [{"name": None, "field_name": None, **text, "metadata": {"encoding": "UTF-8"}}],
+        "columns": [
+            {"name": "task_index", "field_name": "task_index", **number},
+            {"name": "task", "field_name": "task", **text},
+        ],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(note)})
+
+
+def _numbers(values: np.ndarray, feature: Feature) -> pa.Array:
+    kind = _NUMBERS[feature.dtype]
+    if values.ndim == 1:
+        return pa.array(values, kind)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind), values.shape[1])
+
+
+def _note(feature: Feature) -> dict[str, Any]:
+    if feature.dtype == "image":
+        return {"_type": "Image"}
+    value = {"dtype": feature.dtype, "_type": "Value"}
+    is_vector = feature.dtype == "float32" and feature.names is not None
+    return {"feature": value, "length": feature.shape[0], "_type": "Sequence"} if is_vector else value

@@ -1,0 +1,191 @@
+"""Reading a LeRobotDataset, v3.0 or v2.1: numbers at once, frames when they are asked for.
+
+The rows of the data files are what counts; `meta/episodes` is needed for videos and for what episodes are about.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vla_rl.data.episode import FrameReader, RecordedEpisode
+from vla_rl.data.lerobot.frames import ImageColumns, Videos
+from vla_rl.data.lerobot.layout import (
+    EPISODES_FOLDER,
+    INFO_FILE,
+    KNOWN_FIELDS,
+    OURS,
+    REWARD,
+    SUCCESS,
+    TASKS_FILE,
+    TASKS_FILE_V2,
+    Info,
+    feature_of,
+    read_info,
+)
+from vla_rl.data.lerobot.tables import DataFile, read_rows
+from vla_rl.errors import DataError
+
+
+def read_lerobot(root: Path, *, fields: Mapping[str, str] | None = None) -> list[RecordedEpisode]:
+    """All episodes of the data set in `root`, in order.
+
+    Args:
+        root: its folder, as it was downloaded or written.
+        fields: which feature is `image`, `wrist_image`, `state` or `action`, where it has another name than usual.
+
+    Raises: DataError naming the file and the field, and the row and episode where one is wrong.
+    """
+    return _Reader(root, dict(fields or {})).episodes()
+
+
+class _Reader:
+    """One data set while it is opened."""
+
+    def __init__(self, root: Path, fields: Mapping[str, str]) -> None:
+        unknown = sorted(set(fields) - set(KNOWN_FIELDS))
+        if unknown:
+            raise DataError(f"fields name {unknown[0]!r}, expected some of {sorted(KNOWN_FIELDS)}.")
+        self._root, self._info = root, read_info(root)
+        self._features = {key: feature_of(self._info, root, key, fields) for key in KNOWN_FIELDS}
+        if self._features["action"] is None:
+            raise self._missing("action")
+        if self._features["image"] is None:
+            raise self._missing("image")
+        self._tasks = _read_tasks(root, self._info)
+        self._about = _read_episodes(root, self._info)
+        self._images, self._videos = ImageColumns(root), Videos()
+
+    def episodes(self) -> list[RecordedEpisode]:
+        """Every episode. Raises: DataError where rows are lost."""
+        paths = sorted((self._root / "data").glob("*/*.parquet"))
+        found = [episode for path in paths for episode in self._episodes_in(DataFile(path))]
+        found.sort(key=lambda numbered: numbered[0])
+        numbers = [number for number, _ in found]
+        if numbers != list(range(self._info.total_episodes)):
+            lost = sorted(set(range(self._info.total_episodes)) - set(numbers))
+            raise DataError(
+                f"{self._root / INFO_FILE} says {self._info.total_episodes} episodes, the data files hold {len(numbers)}; "
+                + (f"episode {lost[0]} is the first that is not there." if lost else "some stand in several files.")
+            )
+        return [episode for _, episode in found]
+
+    def _episodes_in(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
+        indices, frames = file.integers("episode_index"), file.integers("frame_index")
+        begins = np.flatnonzero(np.diff(indices, prepend=indices[:1] - 1)) if len(indices) else np.array([], np.int64)
+        ends = np.append(begins[1:], len(indices))
+        columns = self._columns(file)
+        tasks = file.integers("task_index")
+        episodes = []
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            wrong = np.flatnonzero(frames[begin:end] != np.arange(end - begin))
+            if len(wrong):
+                row = begin + int(wrong[0])
+                raise DataError(f"{file.path}: {file.place(row)} is out of order, expected frame {row - begin}.")
+            number = int(indices[begin])
+            episodes.append((number, self._episode(file, number, begin, end, columns, int(tasks[begin]))))
+        return episodes
+
+    def _columns(self, file: DataFile) -> dict[str, np.ndarray]:
+        """Action, vectors and reward of all rows, by what they are called here."""
+        columns = {}
+        for key in ("action", "state"):
+            feature = self._features[key]
+            if feature is not None:
+                columns[key] = file.numbers(feature, self._info.features[feature].shape[0])
+        for feature, description in self._info.features.items():
+            key = feature.removeprefix("observation.")
+            is_vector = feature.startswith("observation.") and description.dtype == "float32"
+            if is_vector and feature not in self._features.values():
+                columns[key] = file.numbers(feature, description.shape[0])
+        for feature in (REWARD, SUCCESS):
+            if feature in self._info.features:
+                columns[feature] = file.numbers(feature, None)
+        return columns
+
+    def _episode(
+        self, file: DataFile, number: int, begin: int, end: int, columns: Mapping[str, np.ndarray], task: int
+    ) -> RecordedEpisode:
+        if task not in self._tasks:
+            raise DataError(f"{file.path}: {file.place(begin)} has task {task}, which meta/tasks does not name.")
+        about = self._about.get(number, {})
+        ours = {key.removeprefix(OURS): value for key, value in about.items() if key.startswith(OURS)}
+        rows = {key: values[begin:end] for key, values in columns.items()}
+        rewards, success = rows.pop(REWARD, None), rows.pop(SUCCESS, None)
+        return RecordedEpisode(
+            name=str(ours.pop("name", f"{self._root}: episode {number}")),
+            instruction=self._tasks[task],
+            actions=rows.pop("action"),
+            vectors=rows,
+            frames={
+                key: self._frames(key, feature, file, begin, end, about)
+                for key, feature in self._features.items()
+                if feature is not None and self._info.features[feature].dtype in ("image", "video")
+            },
+            rewards=rewards,
+            is_success=None if success is None else bool(success[-1]),
+            about=ours,
+        )
+
+    def _frames(
+        self, key: str, feature: str, file: DataFile, begin: int, end: int, about: Mapping[str, Any]
+    ) -> FrameReader:
+        if self._info.features[feature].dtype == "image":
+            return lambda step: self._images.frame(file, feature, begin + step)
+        if self._info.video_path is None:
+            raise DataError(f"{self._root / INFO_FILE}: {feature!r} is a video, but there is no video_path.")
+        number = int(file.integers("episode_index")[begin])
+        place = {
+            "video_key": feature,
+            "episode_index": number,
+            "episode_chunk": number // self._info.chunks_size,
+            "chunk_index": about.get(f"videos/{feature}/chunk_index", 0),
+            "file_index": about.get(f"videos/{feature}/file_index", 0),
+        }
+        path = self._root / self._info.video_path.format(**place)
+        if not path.is_file():
+            raise DataError(f"{path} is not there, expected the frames {key!r} of episode {number}.")
+        from_s = float(about.get(f"videos/{feature}/from_timestamp", 0.0))
+        shape = self._info.features[feature].shape
+        return partial(self._videos.frame, path, from_s, end - begin, self._info.fps, shape)
+
+    def _missing(self, key: str) -> DataError:
+        return DataError(
+            f"{self._root / INFO_FILE} has no feature that is known as {key!r} ({', '.join(KNOWN_FIELDS[key])}); it has "
+            f"{sorted(self._info.features)}; say which one it is with fields = {{{key!r}: ...}}."
+        )
+
+
+def _read_tasks(root: Path, info: Info) -> dict[int, str]:
+    if info.is_v2:
+        return {int(row["task_index"]): str(row["task"]) for row in _read_lines(root / TASKS_FILE_V2)}
+    rows = read_rows([root / TASKS_FILE])
+    texts = [next((key for key, value in row.items() if isinstance(value, str)), None) for row in rows]
+    if any(text is None or "task_index" not in row for text, row in zip(texts, rows, strict=True)):
+        raise DataError(f"{root / TASKS_FILE} has no task_index with a text beside it; it has {sorted(rows[0])}.")
+    return {int(row["task_index"]): str(row[text]) for text, row in zip(texts, rows, strict=True) if text is not None}
+
+
+def _read_episodes(root: Path, info: Info) -> dict[int, dict[str, Any]]:
+    if info.is_v2:
+        rows = _read_lines(root / "meta" / "episodes.jsonl")
+    else:
+        rows = read_rows(sorted((root / EPISODES_FOLDER).glob("*/*.parquet")))
+    return {
+        int(row["episode_index"]): {
+            key: value for key, value in row.items() if not key.startswith("stats/") and value is not None
+        }
+        for row in rows
+    }
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [msgspec.json.decode(line, type=dict[str, Any]) for line in path.read_bytes().splitlines() if line]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise DataError(f"{path} is not lines of JSON: {error}") from error

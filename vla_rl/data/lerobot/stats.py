@@ -1,0 +1,81 @@
+"""Statistics of features, an episode's and the data set's: what `stats/...` columns and `meta/stats.json` hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from vla_rl.data.episode import RecordedEpisode
+from vla_rl.data.lerobot.columns import feature_name
+from vla_rl.data.lerobot.layout import KNOWN_FIELDS, Feature
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """Of one feature; float64 arrays of the feature's shape, images [3, 1, 1] in [0, 1]."""
+
+    min: np.ndarray
+    max: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    count: int
+
+    @classmethod
+    def of_rows(cls, rows: np.ndarray) -> "Stats":
+        """Over the first axis."""
+        rows = rows.astype(np.float64)
+        return cls(rows.min(0), rows.max(0), rows.mean(0), rows.std(0), len(rows))
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> "Stats":
+        """The inverse of `values`."""
+        low, high, mean, std = (np.asarray(values[name], np.float64) for name in ("min", "max", "mean", "std"))
+        return cls(low, high, mean, std, int(values["count"][0]))
+
+    def values(self) -> dict[str, Any]:
+        """As plain lists."""
+        arrays = {"min": self.min, "max": self.max, "mean": self.mean, "std": self.std}
+        return {**{name: np.atleast_1d(array).tolist() for name, array in arrays.items()}, "count": [self.count]}
+
+    def with_more(self, other: "Stats") -> "Stats":
+        """Of both together."""
+        count = self.count + other.count
+        share = other.count / count
+        mean = self.mean + (other.mean - self.mean) * share
+        variance = (
+            self.std**2 * (1 - share) + other.std**2 * share + (self.mean - other.mean) ** 2 * share * (1 - share)
+        )
+        return Stats(np.minimum(self.min, other.min), np.maximum(self.max, other.max), mean, np.sqrt(variance), count)
+
+
+def stats_of(episode: RecordedEpisode, features: Mapping[str, Feature], table: pa.Table) -> dict[str, Stats]:
+    """Of one episode, as its table has it."""
+    readers = {
+        feature_name(key) if key in KNOWN_FIELDS else f"observation.images.{key}": read
+        for key, read in episode.frames.items()
+    }
+    found = {}
+    for name, feature in features.items():
+        if feature.dtype == "image":
+            pixels = np.stack([readers[name](step) for step in range(episode.num_steps)]).reshape(-1, 3)
+            found[name] = _of_pixels(pixels, episode.num_steps)
+        else:
+            found[name] = Stats.of_rows(np.array(table.column(name).to_pylist(), np.float64).reshape(len(table), -1))
+    return found
+
+
+def merged(one: Mapping[str, Stats], other: Mapping[str, Stats]) -> dict[str, Stats]:
+    """Of two parts of a data set."""
+    return {name: one[name].with_more(stats) if name in one else stats for name, stats in other.items()}
+
+
+def _of_pixels(pixels: np.ndarray, num_frames: int) -> Stats:
+    """Of uint8 [N, 3]; the spread by sums, so that no second copy in float64 is made."""
+    mean = pixels.mean(axis=0, dtype=np.float64)
+    square = np.array([np.dot(channel, channel) for channel in pixels.T.astype(np.float32)], np.float64) / len(pixels)
+    std = np.sqrt(np.maximum(square - mean**2, 0.0))
+    shape = (3, 1, 1)
+    found = (pixels.min(axis=0), pixels.max(axis=0), mean, std)
+    low, high, mean, std = (np.asarray(values, np.float64).reshape(shape) / 255.0 for values in found)
+    return Stats(low, high, mean, std, num_frames)

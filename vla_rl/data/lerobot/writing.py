@@ -1,0 +1,151 @@
+"""Writing a LeRobotDataset v3.0, an episode at a time; what is on disk is a whole data set after every one of them.
+
+Each episode is a data file and a file about it, both under their final names only when they are complete, and counts from
+the moment `meta/info.json` says so. Whoever is killed in between loses that episode; the next writer goes on after the last
+that counts. Images are PNG inside the data file, bit for bit.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vla_rl.data.episode import RecordedEpisode
+from vla_rl.data.lerobot import columns
+from vla_rl.data.lerobot.layout import (
+    CHUNKS_SIZE,
+    DATA_PATH,
+    EPISODES_PATH,
+    INFO_FILE,
+    OURS,
+    STATS_FILE,
+    TASKS_FILE,
+    Info,
+    read_info,
+)
+from vla_rl.data.lerobot.reading import read_lerobot
+from vla_rl.data.lerobot.stats import Stats, merged, stats_of
+from vla_rl.errors import DataError
+
+
+class LeRobotWriter:
+    """Adds episodes to a LeRobotDataset. One writer a folder at a time; calls block, so give them a thread.
+
+    Args:
+        root: its folder; made where it does not exist, gone on with where it holds a data set of the same features.
+        fps: control steps a second.
+        robot_type: which robot it was.
+
+    Raises: DataError where the folder holds something else.
+    """
+
+    def __init__(self, root: Path, *, fps: int = 20, robot_type: str = "panda") -> None:
+        self._root, self._tasks, self._names = root, dict[str, int](), set[str]()
+        self._stats: dict[str, Stats] = {}
+        self._info = Info(
+            codebase_version="v3.0",
+            robot_type=robot_type,
+            total_episodes=0,
+            total_frames=0,
+            fps=fps,
+            data_path=DATA_PATH,
+            features={},
+        )
+        if (root / INFO_FILE).is_file():
+            self._go_on()
+        elif root.is_dir() and any(root.iterdir()):
+            raise DataError(f"{root} holds other files and no {INFO_FILE}, expected a new folder or a data set.")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the episodes it holds."""
+        return frozenset(self._names)
+
+    def add(self, episode: RecordedEpisode) -> Self:
+        """Append one episode. Raises: DataError where its features are not those of the others, or its name is there."""
+        features = columns.features_of(episode)
+        if episode.name in self._names:
+            raise DataError(f"{self._root} holds {episode.name!r} already.")
+        if self._info.features and features != self._info.features:
+            raise DataError(
+                f"{episode.name} has the features {sorted(features)}, {self._root} has others or other shapes."
+            )
+        number, first_row = self._info.total_episodes, self._info.total_frames
+        task = self._tasks.setdefault(episode.instruction, len(self._tasks))
+        table = columns.table_of(episode, features, number, first_row, task, self._info.fps)
+        stats = stats_of(episode, features, table)
+        place = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
+        _write_table(self._root / DATA_PATH.format(**place), table)
+        about = {
+            "episode_index": number,
+            "tasks": [episode.instruction],
+            "length": episode.num_steps,
+            "data/chunk_index": place["chunk_index"],
+            "data/file_index": place["file_index"],
+            "dataset_from_index": first_row,
+            "dataset_to_index": first_row + episode.num_steps,
+            "meta/episodes/chunk_index": place["chunk_index"],
+            "meta/episodes/file_index": place["file_index"],
+            **{f"stats/{name}/{kind}": value for name, stat in stats.items() for kind, value in stat.values().items()},
+            **{f"{OURS}{key}": value for key, value in {"name": episode.name, **episode.about}.items()},
+        }
+        _write_table(self._root / EPISODES_PATH.format(**place), pa.Table.from_pylist([about]))
+        self._stats = merged(self._stats, stats)
+        self._count(episode, features)
+        return self
+
+    def _count(self, episode: RecordedEpisode, features: dict[str, Any]) -> None:
+        """Write what counts the episode; `info.json` last."""
+        self._names.add(episode.name)
+        _write_table(self._root / TASKS_FILE, columns.tasks_table(self._tasks))
+        stats = {name: stat.values() for name, stat in self._stats.items()}
+        _write(self._root / STATS_FILE, msgspec.json.format(msgspec.json.encode(stats)))
+        total = self._info.total_episodes + 1
+        self._info = msgspec.structs.replace(
+            self._info,
+            total_episodes=total,
+            total_frames=self._info.total_frames + episode.num_steps,
+            total_tasks=len(self._tasks),
+            splits={"train": f"0:{total}"},
+            features=features,
+        )
+        _write(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(self._info)))
+
+    def _go_on(self) -> None:
+        info = read_info(self._root)
+        if info.codebase_version != "v3.0" or info.data_path != DATA_PATH or info.video_path is not None:
+            raise DataError(f"{self._root} is not a data set that was written here, expected one to go on with.")
+        self._forget_uncounted(info.total_episodes)
+        episodes = read_lerobot(self._root) if info.total_episodes else []
+        self._info, self._names = info, {episode.name for episode in episodes}
+        for episode in episodes:
+            self._tasks.setdefault(episode.instruction, len(self._tasks))
+        self._stats = {
+            name: Stats.of_values(values)
+            for name, values in msgspec.json.decode((self._root / STATS_FILE).read_bytes()).items()
+        }
+
+    def _forget_uncounted(self, num_episodes: int) -> None:
+        """Remove what a writer that was killed left behind, so that nobody reads it."""
+        for pattern in (DATA_PATH, EPISODES_PATH):
+            place = {"chunk_index": num_episodes // CHUNKS_SIZE, "file_index": num_episodes % CHUNKS_SIZE}
+            (self._root / pattern.format(**place)).unlink(missing_ok=True)
+        for part in self._root.rglob("*.part"):
+            part.unlink()
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    pq.write_table(table, part, compression="snappy")
+    os.replace(part, path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(data)
+    os.replace(part, path)

@@ -1,0 +1,107 @@
+"""Opening a data set without being told which of the three layouts it has."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from vla_rl.data.episode import RecordedEpisode
+from vla_rl.data.hdf5 import read_hdf5
+from vla_rl.data.lerobot import INFO_FILE, read_lerobot
+from vla_rl.data.recordings import read_recording
+from vla_rl.errors import DataError
+from vla_rl.types import Config
+
+
+class DatasetOptions(Config, frozen=True, kw_only=True):
+    """What a data set does not say of itself."""
+
+    gripper: Literal["signed", "openvla"] = "signed"
+    """Of the last number of an action: `signed`, as LIBERO takes it (+1 closes, -1 opens); `openvla`, as data in RLDS form
+    have it after OpenVLA's transform (0 closes, 1 opens)."""
+
+    fields: dict[str, str] = msgspec.field(default_factory=dict)
+    """LeRobot only: which of its features is `image`, `wrist_image`, `state` or `action`, where their names are not the
+    usual ones."""
+
+    keep_idle: bool = False
+    """HDF5 only: keep steps in which nothing was commanded."""
+
+    max_episodes_per_task: int | None = None
+    """Use only the first so many episodes of each instruction."""
+
+    def __post_init__(self) -> None:
+        most = self.max_episodes_per_task
+        self.require(most is None or most >= 1, "max_episodes_per_task", "at least 1, or none for all")
+
+
+def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[RecordedEpisode]:
+    """The episodes of a LeRobotDataset's folder, or of LIBERO's `.hdf5` or our `.npz` files, in a folder or alone.
+
+    Raises: DataError where it is none of these, is empty, lacks a field, or has another gripper convention than said.
+    """
+    options = options if options is not None else DatasetOptions()
+    episodes = _read(path, options)
+    if options.max_episodes_per_task is not None:
+        episodes = _first_of_each_task(episodes, options.max_episodes_per_task)
+    if not episodes:
+        raise DataError(f"{path} holds no episode.")
+    return (
+        [_with_signed_gripper(episode) for episode in episodes] if options.gripper == "openvla" else _signed(episodes)
+    )
+
+
+def _read(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
+    if (path / INFO_FILE).is_file():
+        return read_lerobot(path, fields=options.fields)
+    if path.is_file() and path.suffix == ".hdf5":
+        return read_hdf5(path, keep_idle=options.keep_idle)
+    if path.is_file() and path.suffix == ".npz":
+        return [read_recording(path)]
+    hdf5, recordings = sorted(path.rglob("*.hdf5")), sorted(path.rglob("*.npz"))
+    if hdf5 and not recordings:
+        return [episode for file in hdf5 for episode in read_hdf5(file, keep_idle=options.keep_idle)]
+    if recordings and not hdf5:
+        return [read_recording(file) for file in recordings]
+    found = "both .hdf5 and .npz files" if hdf5 else "neither meta/info.json nor .hdf5 nor .npz files"
+    raise DataError(
+        f"{path} holds {found}; expected a LeRobotDataset (meta/info.json), LIBERO's demonstrations (.hdf5) or our own "
+        "recordings (.npz; `python -m vla_rl.recipes.record_demonstrations` makes some)."
+    )
+
+
+def _first_of_each_task(episodes: Sequence[RecordedEpisode], most: int) -> list[RecordedEpisode]:
+    taken: Counter[str] = Counter()
+    chosen = []
+    for episode in episodes:
+        taken[episode.instruction] += 1
+        if taken[episode.instruction] <= most:
+            chosen.append(episode)
+    return chosen
+
+
+def _signed(episodes: list[RecordedEpisode]) -> list[RecordedEpisode]:
+    """The same, refused where the gripper is never below 0: a hand that LIBERO's data show opening says -1 somewhere."""
+    if min(float(episode.actions[:, -1].min()) for episode in episodes) >= 0.0 and any(
+        float(episode.actions[:, -1].max()) > 0.0 for episode in episodes
+    ):
+        raise DataError(
+            f"the gripper commands of {episodes[0].name} and all others lie in [0, 1], expected -1 where it opens; "
+            "data in OpenVLA's convention need gripper = 'openvla'."
+        )
+    return episodes
+
+
+def _with_signed_gripper(episode: RecordedEpisode) -> RecordedEpisode:
+    gripper = episode.actions[:, -1]
+    if gripper.min() < 0.0 or gripper.max() > 1.0:
+        raise DataError(
+            f"{episode.name}: gripper commands go from {gripper.min():g} to {gripper.max():g}, expected 0 to 1 in OpenVLA's "
+            "convention; these look signed already."
+        )
+    actions = episode.actions.copy()
+    actions[:, -1] = np.float32(1.0) - np.float32(2.0) * gripper
+    return msgspec.structs.replace(episode, actions=actions)

@@ -1,0 +1,32 @@
+"""Our own recordings: one `.npz` an episode, as `record_demonstrations` writes them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from vla_rl.data.episode import RecordedEpisode
+from vla_rl.errors import DataError
+
+_FRAMES = ("image", "wrist_image")
+
+
+def read_recording(path: Path) -> RecordedEpisode:
+    """Read one file, frames included. Raises: DataError naming the file and the array that it lacks."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a recorded demonstration: {error}; record it again.") from error
+    lost = [name for name in ("action", "state", "instruction", "image") if name not in columns]
+    if lost:
+        raise DataError(f"{path} is not a recorded demonstration: no {lost[0]!r}, only {sorted(columns)}.")
+    about = {name: columns[name].item() for name in ("task", "init_state_id") if name in columns}
+    return RecordedEpisode(
+        name=str(path),
+        instruction=str(columns["instruction"]),
+        actions=np.asarray(columns["action"], np.float32),
+        vectors={"state": np.asarray(columns["state"], np.float32)},
+        frames={name: columns[name].__getitem__ for name in _FRAMES if name in columns},
+        is_success=bool(columns["is_success"]) if "is_success" in columns else None,
+        about=about,
+    )

@@ -1,0 +1,39 @@
+"""Action statistics of a data set, in the form of the public checkpoints' `dataset_statistics.json`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_rl.data.episode import RecordedEpisode
+
+
+def statistics_of(episodes: Sequence[RecordedEpisode], state_key: str = "state") -> dict[str, Any]:
+    """Mean, spread, ends and 1st and 99th percentiles of every dimension over all control steps, as plain values.
+
+    As OpenVLA's tools have it: the gripper counts as 0 = close, 1 = open and is not scaled (`mask`).
+
+    Args:
+        episodes: at least one, with signed grippers.
+        state_key: the vector that is reported as `proprio`, where all episodes have it.
+    """
+    actions = np.concatenate([episode.actions for episode in episodes]).astype(np.float64)
+    actions[:, -1] = (1.0 - actions[:, -1]) / 2.0
+    mask = [True] * (actions.shape[1] - 1) + [False]
+    statistics: dict[str, Any] = {"action": {**_of(actions), "mask": mask}}
+    if all(state_key in episode.vectors for episode in episodes):
+        statistics["proprio"] = _of(np.concatenate([episode.vectors[state_key] for episode in episodes]))
+    return {**statistics, "num_transitions": len(actions), "num_trajectories": len(episodes)}
+
+
+def _of(rows: np.ndarray) -> dict[str, list[float]]:
+    rows = rows.astype(np.float64)
+    found = {
+        "mean": rows.mean(axis=0),
+        "std": rows.std(axis=0),
+        "max": rows.max(axis=0),
+        "min": rows.min(axis=0),
+        "q01": np.quantile(rows, 0.01, axis=0),
+        "q99": np.quantile(rows, 0.99, axis=0),
+    }
+    return {name: values.tolist() for name, values in found.items()}

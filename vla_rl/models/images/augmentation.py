@@ -1,0 +1,146 @@
+"""Training augmentation: what OpenVLA's fine-tuning does to frames, batched in torch (dlimp's `augment_image`).
+
+    random crop of 0.9 of the area, scaled back ─► brightness ─► contrast ─► saturation ─► hue
+
+Every frame of every camera has draws of its own. Values are clipped to [0, 1] after each step, on the device of the input.
+When a policy acts, the middle of the frame is cropped in place of a random part (the pipeline `exact`); policies that never
+crop when they act (`bicubic`) get the colours alone, as a crop would teach them another scale than they will see.
+"""
+
+import msgspec
+import torch
+from torch import Tensor
+
+from vla_rl.models.images.jpeg import jpeg_round_trip
+from vla_rl.models.images.names import ImagePipelineName
+from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
+from vla_rl.models.images.resampling import lanczos3, to_uint8
+from vla_rl.types import Config
+
+
+class AugmentationConfig(Config, frozen=True, kw_only=True):
+    """How far frames are changed; the defaults are OpenVLA's."""
+
+    crop_area: float = 0.9
+    """Share of the area that a random crop keeps."""
+
+    brightness: float = 0.2
+    """Largest number added to all values, which go from 0 to 1; it is drawn from both signs."""
+
+    contrast: tuple[float, float] = (0.8, 1.2)
+    """Range of the factor by which values are moved from their channel's mean."""
+
+    saturation: tuple[float, float] = (0.8, 1.2)
+    """Range of the factor on the saturation."""
+
+    hue: float = 0.05
+    """Largest turn of the hue, as a share of the circle."""
+
+    def __post_init__(self) -> None:
+        self.require(0.0 < self.crop_area <= 1.0, "crop_area", "a share above 0, at most 1")
+        self.require(0.0 <= self.brightness <= 1.0, "brightness", "0 to 1")
+        self.require(0.0 <= self.hue <= 0.5, "hue", "0 to 0.5")
+        for field in ("contrast", "saturation"):
+            low, high = getattr(self, field)
+            self.require(0.0 <= low <= high, field, "two factors with 0 <= low <= high")
+
+
+class Draws(msgspec.Struct, frozen=True):
+    """What was drawn for B frames, float32 [B] each."""
+
+    top: Tensor
+    """Upper edge of the crop, as a share of what is cut off: 0 to 1."""
+
+    left: Tensor
+    brightness: Tensor
+    contrast: Tensor
+    saturation: Tensor
+    hue: Tensor
+
+
+def draw(config: AugmentationConfig, num_frames: int, generator: torch.Generator) -> Draws:
+    """Independent draws for every frame, from a generator on the CPU."""
+
+    def between(low: float, high: float) -> Tensor:
+        return low + (high - low) * torch.rand(num_frames, generator=generator)
+
+    return Draws(
+        top=between(0.0, 1.0),
+        left=between(0.0, 1.0),
+        brightness=between(-config.brightness, config.brightness),
+        contrast=between(*config.contrast),
+        saturation=between(*config.saturation),
+        hue=between(-config.hue, config.hue),
+    )
+
+
+def augment(images: Tensor, draws: Draws, crop_area: float | None) -> Tensor:
+    """uint8 [B, 3, S, S] changed as drawn, uint8 of the same shape; `crop_area` None leaves the crop out."""
+    values = images.float() / 255.0
+    if crop_area is not None:
+        values = _cropped(values, draws, crop_area).clamp(0.0, 1.0)
+    values = (values + _of_each(draws.brightness, values)).clamp(0.0, 1.0)
+    mean = values.mean(dim=(2, 3), keepdim=True)
+    values = ((values - mean) * _of_each(draws.contrast, values) + mean).clamp(0.0, 1.0)
+    hue, saturation, value = _to_hsv(values)
+    saturation = (saturation * draws.saturation.to(values.device)[:, None, None]).clamp(0.0, 1.0)
+    values = _from_hsv((hue + draws.hue.to(values.device)[:, None, None]) % 1.0, saturation, value)
+    return to_uint8(values)
+
+
+def training_pipeline(name: ImagePipelineName, config: AugmentationConfig, generator: torch.Generator) -> ImagePipeline:
+    """The pipeline of that name as training sees it: augmented, with a random crop where acting has one in the middle.
+
+    Not for several threads at once: they would share `generator`.
+    """
+
+    def exact(images: Tensor, size: int) -> Tensor:
+        resized = lanczos3(jpeg_round_trip(images), size)
+        return augment(resized, draw(config, len(resized), generator), config.crop_area)
+
+    def uncropped(images: Tensor, size: int) -> Tensor:
+        resized = image_pipeline(name)(images, size)
+        return augment(resized, draw(config, len(resized), generator), None)
+
+    return exact if name == "exact" else uncropped
+
+
+def _of_each(draws: Tensor, values: Tensor) -> Tensor:
+    return draws.to(values.device)[:, None, None, None]
+
+
+def _cropped(values: Tensor, draws: Draws, area: float) -> Tensor:
+    """Boxes of `area`, scaled back bilinearly; corner-aligned, as `tf.image.crop_and_resize`."""
+    size, side = values.shape[-1], area**0.5
+    steps: Tensor = torch.arange(size, device=values.device) * side
+    room = (size - 1) * (1.0 - side)
+
+    def grid(start: Tensor) -> Tensor:
+        places: Tensor = start.to(values.device)[:, None] * room + steps
+        return places * (2.0 / (size - 1)) - 1.0
+
+    rows, columns = grid(draws.top), grid(draws.left)
+    places = torch.stack([columns[:, None, :].expand(-1, size, -1), rows[:, :, None].expand(-1, -1, size)], dim=-1)
+    return torch.nn.functional.grid_sample(values, places, mode="bilinear", align_corners=True, padding_mode="border")
+
+
+def _to_hsv(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, 3, H, W] in [0, 1] to hue, saturation and value [B, H, W], all in [0, 1]."""
+    value, greatest = rgb.max(dim=1)
+    spread = value - rgb.min(dim=1).values
+    red, green, blue = rgb.unbind(1)
+    divisor = torch.where(spread > 0, spread, 1.0)
+    sixths = torch.stack([(green - blue) / divisor, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0])
+    hue = sixths.gather(0, greatest[None])[0] / 6.0 % 1.0
+    saturation = torch.where(value > 0, spread / torch.where(value > 0, value, 1.0), 0.0)
+    return torch.where(spread > 0, hue, 0.0), saturation, value
+
+
+def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
+    """The inverse of `_to_hsv`, [B, 3, H, W]."""
+
+    def channel(offset: float) -> Tensor:
+        place = (offset + hue * 6.0) % 6.0
+        return value - value * saturation * torch.minimum(place, 4.0 - place).clamp(0.0, 1.0)
+
+    return torch.stack([channel(5.0), channel(3.0), channel(1.0)], dim=1)

@@ -1,0 +1,287 @@
+"""Evaluate a checkpoint on LIBERO: `python -m vla_rl.recipes.eval_libero CHECKPOINT --suites libero_object`.
+
+Plays every task of the suites from every initial state (with every scene seed) exactly once, prints a table of success rates
+with 95 % intervals, and leaves a folder in `runs/`:
+
+    config.json, versions.json   what was asked for, with which software
+    episodes.jsonl               one line an episode, written as it ends
+    results.json                 conditions, rates by task and suite, and every episode
+    videos/                      of failures, or as `--videos` says
+
+Killed at any moment it loses the episodes being played; `--resume runs/eval-...` plays those that are missing.
+
+    ... CHECKPOINT --init-states 40-49                   held-out initial states only
+    ... CHECKPOINT --temperature 1.0                     sampled instead of greedy
+    ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
+    ... CHECKPOINT --record-to data                      also write every episode as a LeRobotDataset
+"""
+
+import asyncio
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+from rich.syntax import Syntax
+
+from vla_rl.actors import Runtime
+from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.envs.libero.assets import Assets, find_assets
+from vla_rl.errors import ConfigError
+from vla_rl.observe import RunDirectory
+from vla_rl.observe.versions import versions
+from vla_rl.observe.videos import write_video
+from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointConfig, digest_of, load_policy, weight_bytes
+from vla_rl.recipes.command_line import Command, Launch, run_recipe
+from vla_rl.recipes.config_files import read_config
+from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, WithinRange, play_each, result_of, result_table
+from vla_rl.recipes.evaluation.libero import Suite
+from vla_rl.recipes.evaluation.plan import planned_episodes, print_plan
+from vla_rl.recipes.evaluation.results import by_task, summary_of
+from vla_rl.recipes.recording import EpisodeRecorder
+from vla_rl.recipes.stopping import StopSignal
+from vla_rl.rollout import embodied_agent
+from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.types import Agent, EpisodeSpec, Trajectory
+
+VIDEO_FRAMES_PER_S = 5.0
+"""One frame for each decision."""
+
+
+class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
+    """Which checkpoint, on which episodes, under which conditions."""
+
+    checkpoint: tyro.conf.Positional[str] = str(BASE_POLICY)
+    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint; the shipped base policy where it is left out."""
+
+    suites: tuple[Suite, ...] = ("libero_object",)
+    """LIBERO's suites."""
+
+    tasks: str = "all"
+    """Tasks of each suite in LIBERO's own order: all, or numbers and ranges such as 0-3,7."""
+
+    init_states: str = "all"
+    """Initial states of each task: all, or such as 40-49 for those that training did not use."""
+
+    scene_seeds: str = "0"
+    """Seeds of what initial states leave open (where fixtures stand); each makes every episode once more."""
+
+    step_limit: int | None = None
+    """Control steps after which an episode is a failure; none for each suite's published limit, 512 for SRPO's."""
+
+    temperature: float | None = None
+    """Sample at this temperature; none takes the most likely action."""
+
+    image_size: int = 256
+    """Side of the cameras' pictures in pixels: 256 for published policies, 84 for the shipped base policy."""
+
+    physics: Literal["exact", "fast"] = "exact"
+    """exact computes robosuite's bits; fast is quicker, the same up to rounding."""
+
+    quality: Literal["exact", "fast"] = "exact"
+    """exact draws what published policies saw; fast draws without smoothing and with a plain robot."""
+
+    assets: str | None = None
+    """Folder of LIBERO's assets, or stand-ins; none to look for them."""
+
+    num_envs: int = max(os.cpu_count() or 1, 1)
+    """Simulator processes, and so episodes played at the same time."""
+
+    torch_threads: int = 1
+    """Threads that the policy computes with on a CPU; the simulators need cores too."""
+
+    videos: Literal["none", "failures", "successes", "both"] = "failures"
+    """Of which episodes videos are made."""
+
+    videos_per_task: int = 3
+    """Most videos of each task and outcome."""
+
+    record_to: str | None = None
+    """Also write every control step of every episode into this LeRobotDataset; takes longer, as all of them are drawn."""
+
+    root: str = "runs"
+    """Folder in which the folder of this evaluation is made."""
+
+    name: str = "eval"
+    """First part of its name."""
+
+    seed: int = 0
+    """Seed of sampled actions."""
+
+    def __post_init__(self) -> None:
+        self.require(len(self.suites) > 0, "suites", "at least one suite")
+        self.require(self.step_limit is None or self.step_limit >= 1, "step_limit", "at least 1 control step, or none")
+        self.require(self.temperature is None or self.temperature > 0, "temperature", "above 0, or none for greedy")
+        for field in ("num_envs", "torch_threads", "videos_per_task"):
+            self.require(getattr(self, field) >= 1, field, "at least 1")
+        planned_episodes(self)
+
+
+MAY_CHANGE = ("suites", "tasks", "init_states", "scene_seeds", "num_envs", "torch_threads", "videos", "videos_per_task")
+"""What a resumed evaluation may be asked for anew; anything else would mix results of different conditions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalLaunch(Launch):
+    """What an evaluation can be told besides."""
+
+    resume: Path | None = None
+    """Go on with the evaluation in this folder: play what its plan still lacks."""
+
+
+async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
+    """Plan or play, then print the tables."""
+    config, console = command.config, Console()
+    folder = command.launch.resume
+    if folder is not None:
+        _refuse_other_conditions(config, read_config(folder / "config.json", EvalLiberoConfig), folder)
+    episodes = planned_episodes(config)
+    if command.launch.dry_run:
+        console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
+        num_done = sum(_key(episode) in _results_in(folder) for episode in episodes)
+        print_plan(config, episodes, num_done, config.num_envs, weight_bytes(config.checkpoint), console)
+        return 0
+    conditions = conditions_of(config)
+    run = RunDirectory.resume(folder) if folder else RunDirectory.create(Path(config.root), config.name, config)
+    _note_conditions(run.path / "conditions.json", conditions)
+    console.print(f"evaluation {run.path}: {len(episodes)} episodes; assets: {conditions['assets']}")
+    with ResultFile(run.path / "episodes.jsonl") as file, StopSignal() as stop:
+        missing = [episode for episode in episodes if _key(episode) not in file.results]
+        await stop.unless_asked(_play(config, missing, file, run, len(episodes)))
+        results = list(file.results.values())
+    if results:
+        await asyncio.to_thread(
+            write_results, run.path / "results.json", conditions, results, num_planned=len(episodes)
+        )
+        console.print(result_table(results, f"{config.checkpoint}, assets: {conditions['assets']}"))
+    console.print(f"everything of this evaluation is in {run.path}")
+    if stop.is_asked:
+        console.print(f"go on with --resume {run.path}")
+    return 0
+
+
+def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
+    """What results depend on, as plain values. Raises: CheckpointError; ConfigError without assets."""
+    assets = _assets_of(config)
+    names = set(EvalLiberoConfig.__struct_fields__) - {*MAY_CHANGE, "root", "name", "record_to", "assets", "checkpoint"}
+    return {
+        "checkpoint": config.checkpoint,
+        "checkpoint_digest": digest_of(config.checkpoint),
+        "assets": assets.source,
+        "assets_path": str(assets.path),
+        **{name: getattr(config, name) for name in sorted(names)},
+    }
+
+
+def write_results(path: Path, conditions: dict[str, Any], results: list[EpisodeResult], *, num_planned: int) -> None:
+    """Write `results.json`: it appears whole or not at all."""
+    tasks = by_task(results)
+    suites = list(dict.fromkeys(of_task[0].suite for of_task in tasks.values()))
+    content = {
+        "conditions": conditions,
+        "versions": versions(),
+        "planned_episodes": num_planned,
+        "summary": summary_of(results),
+        "suites": {suite: summary_of([result for result in results if result.suite == suite]) for suite in suites},
+        "tasks": {task: summary_of(of_task) for task, of_task in tasks.items()},
+        "episodes": [result for of_task in tasks.values() for result in of_task],
+    }
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+    os.replace(part, path)
+
+
+async def _play(
+    config: EvalLiberoConfig, missing: list[EpisodeSpec], file: ResultFile, run: RunDirectory, num_planned: int
+) -> None:
+    if not missing:
+        return
+    model = await asyncio.to_thread(load_policy, config.checkpoint, config)
+    agent: Agent = embodied_agent
+    if config.record_to is not None:
+        from vla_rl.data import LeRobotWriter  # only where episodes are recorded
+
+        agent = EpisodeRecorder(await asyncio.to_thread(LeRobotWriter, Path(config.record_to))).agent
+    simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
+    specs = list({str(episode.env): episode.env for episode in missing}.values())
+    with Progress(console=Console()) as progress:
+        bar = progress.add_task("playing", total=num_planned, completed=num_planned - len(missing))
+
+        async def done(trajectory: Trajectory) -> None:
+            result = result_of(trajectory)
+            await asyncio.to_thread(_film, config, trajectory, result, run.videos)
+            await asyncio.to_thread(file.add, result)
+            successes = sum(result.is_success for result in file.results.values())
+            progress.update(bar, advance=1, description=f"{successes} of {len(file.results)} succeeded")
+
+        async with (
+            Runtime(config.name) as runtime,
+            DeviceLane(config.torch_threads) as lane,
+            SimulatorPool(runtime, simulators, specs=specs) as pool,
+            TorchEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
+        ):
+            await play_each(pool, WithinRange(engine), agent, missing, done)
+
+
+def _film(config: EvalLiberoConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path) -> None:
+    """Make a video where one is wanted and the task has not enough of them."""
+    outcome = "success" if result.is_success else "failure"
+    wanted = {"none": (), "failures": ("failure",), "successes": ("success",), "both": ("failure", "success")}
+    kind = f"{result.suite}-{result.task_id}_{outcome}"
+    if outcome in wanted[config.videos] and len(list(folder.glob(f"{kind}_init-*.mp4"))) < config.videos_per_task:
+        path = folder / f"{kind}_init-{result.init_state_id}_scene-{result.scene_seed}.mp4"
+        write_video(path, trajectory, "image", VIDEO_FRAMES_PER_S)
+
+
+def _key(episode: EpisodeSpec) -> tuple[str, int, int]:
+    return episode.task, episode.options["init_state_id"], episode.env.kwargs["scene_seed"]
+
+
+def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
+    if folder is None:
+        return {}
+    with ResultFile(folder / "episodes.jsonl") as file:
+        return file.results
+
+
+def _refuse_other_conditions(config: EvalLiberoConfig, before: EvalLiberoConfig, folder: Path) -> None:
+    for name in EvalLiberoConfig.__struct_fields__:
+        if name not in MAY_CHANGE and getattr(config, name) != getattr(before, name):
+            raise ConfigError(
+                f"{name} is {getattr(config, name)!r}, but the episodes in {folder} were played with "
+                f"{getattr(before, name)!r}; begin another evaluation, as one table cannot hold both"
+            )
+
+
+def _note_conditions(path: Path, conditions: dict[str, Any]) -> None:
+    """Write them down, or refuse to go on under others. Raises: ConfigError."""
+    if not path.exists():
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
+        return
+    before = msgspec.json.decode(path.read_bytes())
+    for name, value in msgspec.to_builtins(conditions).items():
+        if before.get(name) != value:
+            raise ConfigError(
+                f"{name} is {value!r} now, but {path} says {before.get(name)!r}; begin another evaluation"
+            )
+
+
+def _assets_of(config: EvalLiberoConfig) -> Assets:
+    try:
+        return find_assets(config.assets)
+    except FileNotFoundError as error:
+        raise ConfigError(str(error)) from error
+
+
+def cli() -> int:
+    """The command line."""
+    return run_recipe(EvalLaunch, EvalLiberoConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

@@ -1,0 +1,87 @@
+"""Playing episodes of a list, each exactly once, as many at a time as there are simulators."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from vla_rl.rollout import EpisodeLost, PolicyEngine, play_episode
+from vla_rl.rollout.owned_tasks import leave
+from vla_rl.types import ActionChunk, Agent, EnvPool, EpisodeSpec, Observation, Sampling, Trajectory
+
+
+async def play_each(
+    pool: EnvPool,
+    engine: PolicyEngine,
+    agent: Agent,
+    episodes: Iterable[EpisodeSpec],
+    done: Callable[[Trajectory], Awaitable[None]],
+    *,
+    max_attempts: int = 3,
+) -> None:
+    """Play every episode to its end and hand each trajectory to `done`, in the order in which they end.
+
+    An episode whose simulator died or froze is played again from the same start with the same seeds. A trajectory is dropped
+    once `done` returns, and no new episode begins on a simulator before that.
+
+    Raises: EpisodeLost for one that was lost `max_attempts` times; what the agent, the environment or `done` raises.
+    """
+    waiting = iter(episodes)
+    tasks = asyncio.TaskGroup()
+    await tasks.__aenter__()
+    for number in range(pool.num_envs):
+        tasks.create_task(_play_on(pool, engine, agent, waiting, done, max_attempts), name=f"player {number}")
+    try:
+        await leave(tasks, None, None, None)
+    except ExceptionGroup as errors:  # the first one is raised as it was
+        first, *others = errors.exceptions
+        for other in others:
+            first.add_note(f"another episode failed too: {type(other).__name__}: {other}")
+        raise first from None
+
+
+async def _play_on(
+    pool: EnvPool,
+    engine: PolicyEngine,
+    agent: Agent,
+    waiting: Iterator[EpisodeSpec],
+    done: Callable[[Trajectory], Awaitable[None]],
+    max_attempts: int,
+) -> None:
+    for episode in waiting:
+        await done(await _played(pool, engine, agent, episode, max_attempts))
+
+
+async def _played(
+    pool: EnvPool, engine: PolicyEngine, agent: Agent, episode: EpisodeSpec, max_attempts: int
+) -> Trajectory:
+    while True:
+        try:
+            return await play_episode(pool, engine, agent, episode)
+        except EpisodeLost as loss:
+            if episode.attempt + 1 >= max_attempts:
+                loss.add_note(f"that was the last of {max_attempts} attempts")
+                raise
+            episode = msgspec.structs.replace(episode, attempt=episode.attempt + 1)
+
+
+class WithinRange:
+    """An engine whose actions are cut off at -1 and 1, as LIBERO's own controller does; a continuous head may go beyond.
+
+    Args:
+        engine: answers; its tokens and log-probs stay as they are.
+    """
+
+    def __init__(self, engine: PolicyEngine) -> None:
+        self._engine = engine
+
+    @property
+    def weight_version(self) -> int:
+        """That of the engine."""
+        return self._engine.weight_version
+
+    async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
+        """The engine's answer; numbers that are not finite stay so, and are refused by the environment."""
+        chunk = await self._engine.act(observation, sampling)
+        return msgspec.structs.replace(chunk, actions=np.clip(chunk.actions, -1.0, 1.0))

@@ -1,0 +1,183 @@
+"""What evaluated episodes came to: a line of JSON each as it ends, tables with confidence intervals from all of them."""
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import msgspec
+from rich.table import Table
+
+from vla_rl.errors import ConfigError
+from vla_rl.types import Trajectory
+
+Z_95 = 1.959963984540054
+"""Quantile of the normal distribution for an interval that holds 95 %."""
+
+Key: TypeAlias = tuple[str, int, int]
+"""Task, initial state and scene seed."""
+
+
+class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one episode went."""
+
+    suite: str
+    task_id: int
+    task: str
+    """Such as `libero_goal/3`."""
+
+    instruction: str
+    init_state_id: int
+    scene_seed: int
+    is_success: bool
+    num_steps: int
+    """Control steps, settling not counted."""
+
+    attempts: int
+    """More than 1 where a simulator died or froze under it."""
+
+    @property
+    def key(self) -> Key:
+        """What makes it one of its kind."""
+        return self.task, self.init_state_id, self.scene_seed
+
+
+def result_of(trajectory: Trajectory) -> EpisodeResult:
+    """How a LIBERO episode went."""
+    suite, _, task_id = trajectory.episode.task.partition("/")
+    return EpisodeResult(
+        suite=suite,
+        task_id=int(task_id),
+        task=trajectory.episode.task,
+        instruction=str(trajectory.final_observation["instruction"]),
+        init_state_id=int(trajectory.info["init_state_id"]),
+        scene_seed=int(trajectory.info["scene_seed"]),
+        is_success=trajectory.is_success,
+        num_steps=trajectory.num_env_steps,
+        attempts=trajectory.episode.attempt + 1,
+    )
+
+
+class ResultFile:
+    """A file of results, one line each, on disk when `add` returns; a last line that was cut off by a kill is dropped.
+
+    Args:
+        path: the file; gone on with where it exists.
+
+    Raises: ConfigError where a line is no result, or an episode stands there twice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        text = path.read_bytes() if path.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        self.results: dict[Key, EpisodeResult] = {}
+        for number, line in enumerate(whole.splitlines(), start=1):
+            self._keep(_parsed(line, f"{path}, line {number}"))
+        self._file = path.open("ab")
+        self._file.truncate(len(whole))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, result: EpisodeResult) -> None:
+        """Append one result."""
+        self._keep(result)
+        self._file.write(msgspec.json.encode(result) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _keep(self, result: EpisodeResult) -> None:
+        if result.key in self.results:
+            raise ConfigError(f"{self._path} holds {result.key} twice, expected every episode once")
+        self.results[result.key] = result
+
+
+def wilson_interval(num_successes: int, num: int, z: float = Z_95) -> tuple[float, float]:
+    """Wilson's score interval of a success rate (Wilson 1927): sound near 0 and 1 and for few episodes.
+
+        centre +- half, with  centre = (p + z^2 / 2n) / (1 + z^2 / n)
+                              half   = z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)
+
+    Args:
+        num_successes, num: of so many episodes, `num` >= 1.
+        z: quantile of the normal distribution; the default is for 95 %.
+    """
+    if not 0 <= num_successes <= num or num < 1:
+        raise ValueError(f"{num_successes} of {num} episodes, expected 0 to n of n >= 1.")
+    rate, share = num_successes / num, z * z / num
+    centre = (rate + share / 2) / (1 + share)
+    half = z * math.sqrt(rate * (1 - rate) / num + share / (4 * num)) / (1 + share)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def summary_of(results: Sequence[EpisodeResult]) -> dict[str, Any]:
+    """Rate, interval and lengths of at least one episode, as plain values."""
+    num_successes = sum(result.is_success for result in results)
+    low, high = wilson_interval(num_successes, len(results))
+    solved = [result.num_steps for result in results if result.is_success]
+    return {
+        "episodes": len(results),
+        "successes": num_successes,
+        "success_rate": num_successes / len(results),
+        "wilson_95": [low, high],
+        "mean_steps_of_successes": sum(solved) / len(solved) if solved else None,
+        "mean_steps": sum(result.num_steps for result in results) / len(results),
+    }
+
+
+def by_task(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
+    """Results of each task, suites in order of appearance and tasks in LIBERO's."""
+    results = list(results)
+    suites = list(dict.fromkeys(result.suite for result in results))
+    grouped: dict[str, list[EpisodeResult]] = {}
+    for result in sorted(results, key=lambda result: (suites.index(result.suite), result.task_id)):
+        grouped.setdefault(result.task, []).append(result)
+    return grouped
+
+
+def result_table(results: Sequence[EpisodeResult], title: str) -> Table:
+    """One row for each task and, where there are several, for each suite and all of them; steps are those of successes."""
+    table = Table("task", "instruction", title=title)
+    table.columns[0].no_wrap = True
+    for name in ("solved", "rate", "95 %", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    groups = by_task(results)
+    for task, of_task in groups.items():
+        table.add_row(task, of_task[0].instruction, *_cells(of_task))
+    suites = list(dict.fromkeys(of_task[0].suite for of_task in groups.values()))
+    for suite in suites:
+        of_suite = [result for result in results if result.suite == suite]
+        if len({result.task for result in of_suite}) > 1:
+            table.add_section()
+            table.add_row(suite, "all of its tasks above", *_cells(of_suite))
+    if len(suites) > 1:
+        table.add_section()
+        table.add_row("all", "", *_cells(results))
+    return table
+
+
+def _cells(results: Sequence[EpisodeResult]) -> list[str]:
+    found = summary_of(results)
+    low, high = found["wilson_95"]
+    steps = found["mean_steps_of_successes"]
+    return [
+        f"{found['successes']}/{found['episodes']}",
+        f"{100 * found['success_rate']:.1f} %",
+        f"{100 * low:.1f} to {100 * high:.1f}",
+        "-" if steps is None else f"{steps:.0f}",
+    ]
+
+
+def _parsed(line: bytes, where: str) -> EpisodeResult:
+    try:
+        return msgspec.json.decode(line, type=EpisodeResult)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{where} is not a result: {error}") from error
