@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from vla_rl.envs.libero.graphics import make_context
-from vla_rl.envs.libero.look import DRAWN_GROUPS, Look, Quality
+from vla_rl.envs.libero.look import DRAWN_GROUPS, HIDDEN_GROUP, Look, Quality
 from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.libero.visible import Visible
 
 _MAX_GEOMS = 1000
 """As robosuite has it: geoms of a scene beyond it are not drawn."""
@@ -37,6 +38,7 @@ class Cameras:
         self._mujoco, self._model, self._size = mujoco, model, size
         self._ids = {name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in names}
         self._look = Look(model, size, quality)
+        self._visible = Visible(model)
         self._data = mujoco.MjData(model)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
         self._option = mujoco.MjvOption()
@@ -46,7 +48,8 @@ class Cameras:
         self._viewport = mujoco.MjrRect(0, 0, size, size)
         self._context: Any = make_context(size)
         self._context.make_current()
-        self._renderer: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
+        with self._look.uploading():
+            self._renderer: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer)
         _open.add(self)
         _close_all_at_exit()
@@ -64,16 +67,21 @@ class Cameras:
             if name != "site_rgba":
                 getattr(self._data, name)[:] = array
         self._context.make_current()
-        colours_now = self._model.site_rgba.copy()
-        self._model.site_rgba[:] = drawn["site_rgba"]
+        model = self._model
+        colours, groups = model.site_rgba.copy(), model.geom_group.copy()
+        model.site_rgba[:] = drawn["site_rgba"]
         try:
-            return tuple(self._draw_camera(self._ids[name]) for name in names)
+            pictures = []
+            for camera in (self._ids[name] for name in names):
+                model.geom_group[:] = np.where(self._visible.seen_by(camera, drawn), groups, HIDDEN_GROUP)
+                pictures.append(self._draw_camera(camera))
+            return tuple(pictures)
         finally:
-            self._model.site_rgba[:] = colours_now
+            model.site_rgba[:], model.geom_group[:] = colours, groups
 
-    def _draw_camera(self, camera_id: int) -> np.ndarray:
+    def _draw_camera(self, camera: int) -> np.ndarray:
         mujoco = self._mujoco
-        self._camera.fixedcamid = camera_id
+        self._camera.fixedcamid = camera
         every = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(self._model, self._data, self._option, None, self._camera, every, self._scene)
         mujoco.mjr_render(self._viewport, self._scene, self._renderer)

@@ -5,7 +5,11 @@ mount alone have 168 000 triangles, a multiple of everything else on a table of 
 each pixel. The quality "fast" takes one sample, and draws the robot by its collision meshes, in the robot's colours.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from vla_rl.envs.libero.simulator import load_simulator
 
@@ -13,7 +17,7 @@ Quality: TypeAlias = Literal["exact", "fast"]
 """exact: robosuite's pixels. fast: no multisampling, a plainer robot."""
 
 _ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
-_COLLISION_GROUP, _VISUAL_GROUP, _HIDDEN_GROUP = 0, 1, 5
+_COLLISION_GROUP, _VISUAL_GROUP, HIDDEN_GROUP = 0, 1, 5
 DRAWN_GROUPS = (0, 1, 1, 0, 0, 0)
 """Which groups of geoms are visible: all that MuJoCo shows by itself but the collision shapes."""
 
@@ -26,24 +30,44 @@ class Look:
 
     Args:
         model: MuJoCo's own model.
-        size: of the pictures, in pixels; the off-screen buffer is enlarged where they need it.
+        size: of the pictures, in pixels.
         quality: "exact" or "fast".
     """
 
     def __init__(self, model: Any, size: int, quality: Quality) -> None:
         self._model = model
-        buffer = model.vis.global_
-        self._before = (buffer.offwidth, buffer.offheight, model.vis.quality.offsamples)
+        buffer, drawing = model.vis.global_, model.vis.quality
+        self._before = (buffer.offwidth, buffer.offheight, drawing.offsamples, drawing.shadowsize)
         self._arrays_before = {name: getattr(model, name).copy() for name in ("geom_group", "geom_rgba", "geom_matid")}
-        buffer.offwidth, buffer.offheight = max(buffer.offwidth, size), max(buffer.offheight, size)
+        buffer.offwidth = buffer.offheight = size
+        if not model.light_castshadow.any():
+            drawing.shadowsize = 0  # MuJoCo's map of 64 MB, into which no light of LIBERO's casts anything
         if quality == "fast":
-            model.vis.quality.offsamples = 0
+            drawing.offsamples = 0
             self._draw_robot_by_its_collision_shapes()
+
+    @contextlib.contextmanager
+    def uploading(self) -> Iterator[None]:
+        """Within it a render context takes only the meshes that are drawn, and none of their convex hulls."""
+        model = self._model
+        before = {name: getattr(model, name).copy() for name in ("mesh_facenum", "mesh_graphadr")}
+        is_visible = (model.geom_type == load_simulator().mujoco.mjtGeom.mjGEOM_MESH) & np.take(
+            DRAWN_GROUPS, model.geom_group
+        ).astype(bool)
+        is_drawn = np.isin(np.arange(model.nmesh), model.geom_dataid[is_visible])
+        model.mesh_facenum[~is_drawn] = 0
+        model.mesh_graphadr[:] = -1
+        try:
+            yield
+        finally:
+            for name, array in before.items():
+                getattr(model, name)[:] = array
 
     def undo(self) -> None:
         """Put the model back as it was."""
-        model = self._model
-        model.vis.global_.offwidth, model.vis.global_.offheight, model.vis.quality.offsamples = self._before
+        model, (width, height, samples, shadows) = self._model, self._before
+        model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+        model.vis.quality.offsamples, model.vis.quality.shadowsize = samples, shadows
         for name, array in self._arrays_before.items():
             getattr(model, name)[:] = array
 
@@ -54,7 +78,7 @@ class Look:
             if not body.startswith(_ROBOT_PREFIXES):
                 continue
             if model.geom_group[geom] != _COLLISION_GROUP:
-                model.geom_group[geom] = _HIDDEN_GROUP
+                model.geom_group[geom] = HIDDEN_GROUP
                 continue
             name = mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_GEOM, geom) or ""
             is_dark = any(part in body or part in name for part in _DARK_PARTS)
