@@ -1,9 +1,14 @@
-"""What the recorder of demonstrations refuses before anything is simulated."""
+"""The recorder of demonstrations: end to end, and what it refuses before anything is simulated."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from vla_rl.envs.libero import LiberoEnv
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.record_demonstrations import RecordConfig
 
@@ -23,3 +28,48 @@ from vla_rl.recipes.record_demonstrations import RecordConfig
 def test_a_configuration_that_cannot_be_recorded_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RecordConfig(**changed)
+
+
+@pytest.mark.slow
+def test_what_two_workers_record_replays_to_success(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vla_rl.recipes.record_demonstrations", "--suite", "libero_goal"]
+    tasks = ["--task-ids", "7", "8", "--num", "1", "--scene-seeds", "5", "--workers", "2", "--noise", "0.25"]
+    looks = ["--assets", "stand-ins", "--image-size", "32", "--no-wrist-image", "--out", str(tmp_path)]
+    result = subprocess.run(
+        [*command, *tasks, *looks], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    for task_id in (7, 8):
+        files = sorted((tmp_path / "libero_goal" / str(task_id)).iterdir())
+        assert [file.name for file in files] == ["0000.npz"]
+        with np.load(files[0], allow_pickle=False) as saved:
+            recorded = dict(saved)
+        assert recorded["scene_seed"] == 5
+        assert str(recorded["task"]) == f"libero_goal/{task_id}"
+        assert (recorded["executed_action"] != recorded["action"]).any(axis=1).all()
+        _replay(recorded, task_id)
+
+
+def _replay(recorded: dict[str, np.ndarray], task_id: int) -> None:
+    """The executed actions, played again from the same start, give the same states, and succeed with the last one."""
+    env = LiberoEnv(
+        "libero_goal",
+        task_id,
+        "stand-ins",
+        image_size=32,
+        wrist_image=False,
+        scene_seed=int(recorded["scene_seed"]),
+        physics="fast",
+        quality="fast",
+    )
+    env.render_every_step = False
+    try:
+        observation, _ = env.reset(options={"init_state_id": int(recorded["init_state_id"])})
+        ends = []
+        for state, action in zip(recorded["state"], recorded["executed_action"], strict=True):
+            np.testing.assert_array_equal(observation["state"], state)
+            observation, _, terminated, _, _ = env.step(action)
+            ends.append(terminated)
+    finally:
+        env.close()
+    assert ends == [False] * (len(ends) - 1) + [True]

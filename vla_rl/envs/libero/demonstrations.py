@@ -32,6 +32,10 @@ class Demonstration(msgspec.Struct, frozen=True):
     instruction: str
     task: str
     init_state_id: int
+    scene_seed: int
+    physics: str
+    """The start and the simulation: the same again, given the executed actions, plays the same episode."""
+
     is_success: bool
 
     def save(self, path: Path) -> None:
@@ -43,6 +47,8 @@ class Demonstration(msgspec.Struct, frozen=True):
             "instruction": np.array(self.instruction),
             "task": np.array(self.task),
             "init_state_id": np.array(self.init_state_id),
+            "scene_seed": np.array(self.scene_seed),
+            "physics": np.array(self.physics),
             "is_success": np.array(self.is_success),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +81,7 @@ class CorrelatedNoise:
 
 def record_demonstration(env: LiberoEnv, init_state_id: int, noise: float = 0.0, seed: int = 0) -> Demonstration:
     """Let the expert play one episode of `env` from an initial state; `seed` fixes the noise."""
-    observation, _ = env.reset(options={"init_state_id": init_state_id})
+    observation, info = env.reset(options={"init_state_id": init_state_id})
     expert, disturbance = Expert(env.scene), CorrelatedNoise(noise, np.random.default_rng(seed))
     seen: list[dict[str, np.ndarray]] = []
     actions, executed = [], []
@@ -92,5 +98,7 @@ def record_demonstration(env: LiberoEnv, init_state_id: int, noise: float = 0.0,
         instruction=env.task.instruction,
         task=env.task.key,
         init_state_id=init_state_id,
+        scene_seed=info["scene_seed"],
+        physics=info["physics"],
         is_success=terminated,
     )

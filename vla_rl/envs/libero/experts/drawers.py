@@ -18,7 +18,12 @@ _PULL_SPEED = 0.6
 """Faster, and the fingers slip off the bar."""
 
 OPEN_M = 0.145
-"""Open far enough to count as open, and to put a bowl in."""
+"""Pulled so far, a drawer counts as open (LIBERO asks for 0.14)."""
+
+_FULLY_OPEN_M = 0.16
+
+_ROOMY_M = 0.12
+"""Less open than this, a drawer is opened before a bowl is put in."""
 
 _DOWN = np.array([0.0, 0.0, -1.0])
 
@@ -49,7 +54,7 @@ class Drawer:
 
     def points_when_open(self) -> np.ndarray:
         """float64 [N, 3], points all over the drawer where it will be once it is open."""
-        return surface_points(self._scene, [self.body]) + (0.16 - self.opening_m) * self.outwards
+        return surface_points(self._scene, [self.body]) + (_FULLY_OPEN_M - self.opening_m) * self.outwards
 
 
 def is_shut_drawer(scene: Scene, place: str) -> bool:
@@ -57,7 +62,7 @@ def is_shut_drawer(scene: Scene, place: str) -> bool:
     site = scene.domain.object_sites_dict.get(place)
     if site is None or not site.joints or "level" not in site.joints[0]:
         return False
-    return Drawer(scene, place).opening_m < 0.12
+    return Drawer(scene, place).opening_m < _ROOMY_M
 
 
 def open_drawer(scene: Scene, hand: Hand, region: str) -> Motion:
@@ -68,7 +73,7 @@ def open_drawer(scene: Scene, hand: Hand, region: str) -> Motion:
     rotation = nearest_turn(pointing(approach, _DOWN), hand.rotation)
     bar = drawer.bar.mean(0)
     before = bar - 0.09 * approach
-    height = highest_between(obstacle_points(scene), hand.position, before, 0.08) + 0.06
+    height = _height_of_way(scene, hand, before)
     if hand.position[2] < height:
         yield from hand.go(np.array([*hand.position[:2], height]), hand.rotation, OPEN, tolerance_m=0.02)
     yield from hand.go(np.array([*before[:2], max(height, before[2])]), rotation, OPEN, tolerance_m=0.03, max_steps=60)
@@ -91,10 +96,15 @@ def close_drawer(scene: Scene, hand: Hand, region: str) -> Motion:
     approach = np.cos(_PUSH_TILT) * -outwards + np.sin(_PUSH_TILT) * _DOWN
     rotation = nearest_turn(pointing(approach, np.cross(outwards, _DOWN)), hand.rotation)
     before = drawer.bar.mean(0) + 0.06 * outwards
-    height = highest_between(obstacle_points(scene), hand.position, before, 0.08) + 0.06
+    height = _height_of_way(scene, hand, before)
     yield from hand.go(np.array([*hand.position[:2], max(height, hand.position[2])]), hand.rotation, CLOSE)
     yield from hand.go(np.array([*before[:2], height]), rotation, CLOSE, tolerance_m=0.03, max_steps=60)
     yield from hand.go(before, rotation, CLOSE, max_steps=40)
     shut = before - (drawer.opening_m + 0.1) * outwards
     yield from hand.go(shut, rotation, CLOSE, tolerance_m=0.01, max_steps=60)
     yield from hand.go(hand.position + 0.1 * outwards, rotation, CLOSE, tolerance_m=0.03, max_steps=15)
+
+
+def _height_of_way(scene: Scene, hand: Hand, end: np.ndarray) -> float:
+    """How high (m) the hand must be on its way to `end`, tilted as it will be there."""
+    return highest_between(obstacle_points(scene), hand.position, end, 0.08) + 0.06

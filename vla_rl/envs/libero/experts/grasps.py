@@ -37,6 +37,9 @@ class Grasp(NamedTuple):
     highest_m: float
     """Above this height they would close above the object (m, world)."""
 
+    is_on_wall: bool = False
+    """The fingers hold the wall of something hollow, not the whole of it."""
+
 
 def pinch_grasps(corners: np.ndarray) -> list[Grasp]:
     """Grasps across the whole of an object of boxes `corners` [N, 8, 3]; none where it is too wide everywhere."""
@@ -70,7 +73,8 @@ def rim_grasps(points: np.ndarray) -> list[Grasp]:
         if wall.size == 0 or wall.min() < _HOLLOW_M or wall.max() - wall.min() > _MAX_WALL_M:
             continue
         position = np.array([*(middle + outwards * (wall.min() + wall.max()) / 2), top - _RIM_DEPTH_M])
-        grasps.append(Grasp(position, float(angle % np.pi), float(wall.max() - wall.min()), float(top - 0.004)))
+        width_m = float(wall.max() - wall.min())
+        grasps.append(Grasp(position, float(angle % np.pi), width_m, float(top - 0.004), is_on_wall=True))
     return grasps
 
 

@@ -13,6 +13,9 @@ from vla_rl.envs.libero.scene import Scene
 
 _CLEARANCE_M = 0.03
 _CLOSE_STEPS, _OPEN_STEPS = 10, 10
+_GENTLY, _GENTLE_SPEED, _GENTLE_STEPS = np.array([0.0, 0.0, 0.03]), 0.4, 10
+"""The first part of lifting something by its wall, and how fast: a jerk would pull the wall out of the fingers."""
+
 _SLIPPED_M = 0.04
 _ABOVE_SUPPORT_M = 0.004
 
@@ -52,7 +55,7 @@ def pick_and_put(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
     goal = np.array([*spot.xy, 0.0])
     way_top = highest_between(others, origin(scene, name), goal, held.radius_m + 0.03)
     carry_height = max(way_top, spot.support_m) + held.below_m + _CLEARANCE_M
-    start = hand.position
+    start, gentle_steps = hand.position, _GENTLE_STEPS if held.grasp.is_on_wall else 0
 
     def over(height: float) -> np.ndarray:
         correction = goal - origin(scene, name)
@@ -63,6 +66,7 @@ def pick_and_put(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
         lowest_height(others, spot.xy + held.offset[:2], held.grasp.yaw, held.grasp.width_m / 2),
     )
     legs = (
+        hand.go(start + _GENTLY, rotation, CLOSE, tolerance_m=0.01, max_steps=gentle_steps, speed=_GENTLE_SPEED),
         hand.go(np.array([*start[:2], carry_height]), rotation, CLOSE, tolerance_m=0.03),
         hand.go(lambda: over(carry_height), rotation, CLOSE, tolerance_m=0.02, max_steps=80),
         hand.go(lambda: over(drop_height), rotation, CLOSE, tolerance_m=0.008, max_steps=30),

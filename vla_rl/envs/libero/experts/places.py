@@ -27,11 +27,11 @@ def choose_spot(scene: Scene, name: str, place: str, radius_m: float, is_shared:
     `radius_m` is how far the object reaches from its origin, seen from above. Where `is_shared`, room is left for others.
     """
     middle = origin(scene, place)
-    owner = owner_of(scene, place)
+    owner, below = owner_of(scene, place), obstacle_points(scene, without={name})
     others = obstacle_points(scene, without={name, owner or place})
     site = scene.domain.object_sites_dict.get(place)
     if site is None:
-        return Spot(middle[:2], _support(scene, name, middle[:2], middle[2]))
+        return Spot(middle[:2], _support(below, middle[:2], middle[2]))
     rotation = np.array(scene.data.site(place).xmat).reshape(3, 3)
     half = np.abs(rotation @ np.array(scene.model.site(place).size))[:2]
     floor = middle[2] - half_height(scene, place)
@@ -45,7 +45,7 @@ def choose_spot(scene: Scene, name: str, place: str, radius_m: float, is_shared:
             wanted = 0.5 * float(half.max()) if is_shared else 0.0
             cost = abs(off_middle - wanted) + _TAKEN_COST * float(overlap)
             if best is None or cost < best[0] - 1e-9:
-                best = cost, Spot(xy, _support(scene, name, xy, floor))
+                best = cost, Spot(xy, _support(below, xy, floor))
     assert best is not None
     return best[1]
 
@@ -64,8 +64,7 @@ def half_height(scene: Scene, region: str) -> float:
     return float(np.abs(rotation @ np.array(site.size))[2])
 
 
-def _support(scene: Scene, name: str, xy: np.ndarray, least_m: float) -> float:
-    """Height of what lies below the spot: the highest point near its middle, other than the object itself."""
-    points = obstacle_points(scene, without={name})
+def _support(points: np.ndarray, xy: np.ndarray, least_m: float) -> float:
+    """Height of what lies below a spot: the highest of `points` [N, 3] near its middle."""
     near = points[np.linalg.norm(points[:, :2] - xy, axis=1) < 0.02]
     return max(float(near[:, 2].max(initial=-np.inf)), least_m)

@@ -17,7 +17,9 @@ _TIP_BELOW_M = 0.0115
 """The finger tips reach so far below the point between them."""
 
 _PRESS_M = 0.004
-"""How far below the surface the tips aim, so that they press on it."""
+"""How far below the surface the tips aim, so that they press on it; more, and the plate is nailed to the table."""
+
+_PRESS_STEPS = 4
 
 _LOST_M = 0.07
 """So far from the middle of the plate the fingers have left it behind."""
@@ -40,9 +42,11 @@ def push(scene: Scene, hand: Hand, name: str, place: str) -> Motion:
     start = np.array([*middle[:2], floor + _TIP_BELOW_M])
     yield from approach(scene, hand, start, rotation)
     yield from hand.go(start, rotation, OPEN, tolerance_m=0.008, max_steps=30)
+    pressed = start[2] - _PRESS_M
+    yield from hand.go(np.array([*start[:2], pressed]), rotation, OPEN, tolerance_m=0.0, max_steps=_PRESS_STEPS)
 
     def target() -> np.ndarray:
-        return np.array([*(hand.position + goal - origin(scene, name))[:2], floor + _TIP_BELOW_M - _PRESS_M])
+        return np.array([*(hand.position + goal - origin(scene, name))[:2], pressed])
 
     for action in hand.go(target, rotation, OPEN, tolerance_m=0.0, max_steps=120):
         yield action
