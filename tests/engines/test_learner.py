@@ -213,6 +213,10 @@ async def test_staleness_is_counted_and_stale_log_probs_are_not_compared(
     assert "update/log_prob_gap_max" in first
     assert second["update/staleness_max"] == 1.0
     assert "update/log_prob_gap_max" not in second
+    # by age: what the newest weights chose has a ratio of 1, what other weights chose need not
+    by_age = {name.rpartition("_")[2]: value for name, value in first.items() if "log_ratio_abs" in name}
+    assert sorted(by_age) == ["0", "3"]
+    assert by_age["0"] == pytest.approx(first["update/log_prob_gap_mean"])
 
 
 async def test_gradients_that_are_not_finite_skip_the_step_loudly_and_then_end_the_run(

@@ -15,6 +15,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.recipes.nodes.advantages import CriticAdvantage, GroupAdvantage
 from vla_rl.recipes.nodes.penalties import KlPenalty, OverlongPenalty
 from vla_rl.recipes.nodes.rewards import GroupReward, RewardConfig
+from vla_rl.recipes.nodes.selection import learnt_from
 from vla_rl.recipes.parts import kept_groups
 from vla_rl.recipes.training_config import FilterConfig
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Group, Step, StopReason, Trajectory
@@ -122,6 +123,29 @@ async def test_an_end_is_an_end_and_a_time_limit_is_continued() -> None:
     # the chunk took two control steps, so what comes after it is worth 0.81
     np.testing.assert_allclose(np.concatenate(output.values["returns"]), [2.0, 2.0 + 8.1], rtol=1e-6)
     np.testing.assert_allclose(np.concatenate(output.values["advantages"]), [1.5, 9.6], rtol=1e-6)
+
+
+def played_greedily(played: Trajectory) -> Trajectory:
+    greedy = msgspec.structs.replace(played.episode.sampling, greedy=True)
+    episode = msgspec.structs.replace(played.episode, sampling=greedy)
+    return msgspec.structs.replace(played, episode=episode)
+
+
+async def test_remax_compares_with_the_greedy_member_and_learns_from_the_others() -> None:
+    sampled, other = trajectory([[1.0], [2.0]], 0), trajectory([[0.5]], 1)
+    group = group_of(sampled, other, played_greedily(trajectory([[2.0]], 2)))
+    output = await GroupAdvantage(AdvantageConfig(name="remax"))([group], [[np.array([1.0, 2.0]), 0.5, 2.0]])
+    # rewards from each decision on, less the greedy outcome of 2
+    assert [np.asarray(row).tolist() for row in output.batch] == [[1.0, 0.0], [-1.5], [0.0]]
+    assert learnt_from(group.trajectories, [1.0, 2.0, 3.0], mask_truncated=False) == ([0, 1], [1.0, 2.0])
+
+
+def test_an_episode_that_was_cut_off_is_compared_but_not_learnt_from() -> None:
+    ended, cut_off = trajectory([[1.0]], 0), trajectory([[1.0]], 1, StopReason.TIME_LIMIT)
+    assert learnt_from([cut_off, ended], [-1.0, 1.0], mask_truncated=True) == ([1], [1.0])
+    assert learnt_from([cut_off, ended], [-1.0, 1.0], mask_truncated=False) == ([0, 1], [-1.0, 1.0])
+    # nothing left: one episode that teaches nothing, so that the update still counts
+    assert learnt_from([cut_off, cut_off], [-1.0, 1.0], mask_truncated=True) == ([0], [0.0])
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,21 @@ async def test_kl_in_the_reward_is_paid_for_by_later_updates_and_saved(tmp_path:
     assert resumed["reward/kl_coef"] == pytest.approx(0.1 * 0.88 * 0.88, rel=1e-4)
 
 
+async def test_remax_plays_one_greedy_episode_more_in_each_group_and_needs_no_company(tmp_path: Path) -> None:
+    config = small("grpo", tmp_path)
+    config = msgspec.structs.replace(config, advantage=AdvantageConfig(name="remax"), group_size=1)
+    metrics, _, _ = await trained(config)
+    # two groups of one sampled and one greedy episode of four decisions each; the greedy ones are not learnt from
+    assert [line["update/decisions"] for line in metrics] == [8.0, 8.0]
+
+
+async def test_where_every_episode_was_cut_off_and_those_are_masked_nothing_moves(tmp_path: Path) -> None:
+    config = small("grpo", tmp_path, filter=FilterConfig(mask_truncated=True))  # Pendulum never ends by itself
+    metrics, policy, _ = await trained(config)
+    assert [line["update/taught"] for line in metrics] == [0.0, 0.0]
+    assert torch.equal(weights(policy), weights(policy_of(config)))
+
+
 async def test_a_critic_is_warmed_up_before_the_policy_moves(tmp_path: Path) -> None:
     config = small("ppo", tmp_path)
     waiting = msgspec.structs.replace(config, critic=msgspec.structs.replace(config.critic, warmup_updates=2))

@@ -21,6 +21,12 @@ def test_members_of_a_group_start_alike_and_decide_differently() -> None:
     assert all(episode.sampling.temperature == 1.6 for episode in plan.episodes)
 
 
+def test_the_last_members_of_a_group_may_play_greedily_as_a_baseline() -> None:
+    plan = GroupSource(starts(1), 3, seed=7, sampling=Sampling(temperature=1.6), num_greedy=1).next_group()
+    assert [episode.sampling.greedy for episode in plan.episodes] == [False, False, True]
+    assert all(episode.sampling.temperature == 1.6 for episode in plan.episodes)
+
+
 def test_after_n_epochs_every_start_was_given_out_n_times() -> None:
     groups = source(count=7)
     seen = Counter(groups.next_group().start_index for _ in range(21))

@@ -31,7 +31,12 @@ from vla_rl.engines.optimizer import StepReport
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.proximal import Proximal
 from vla_rl.engines.training import Training, TrainingState, WeightSink
-from vla_rl.engines.update_metrics import MicroBatchSums, mean_gap, staleness_metrics, update_metrics
+from vla_rl.engines.update_metrics import (
+    MicroBatchSums,
+    mean_gap,
+    staleness_metrics,
+    update_metrics,
+)
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.types import Trajectory, derive_seed
 
@@ -127,7 +132,7 @@ class Learner:
                 reports.append(await self._lane.run(self._training.step, is_last, work="update"))
             if not minibatches:
                 await self._lane.run(self._training.stand_still, work="update")
-        metrics = staleness_metrics(version - decisions.weight_version) | update_metrics(sums, reports)
+        metrics = staleness_metrics(version - decisions.weight_version) | update_metrics(sums, reports, version)
         seconds = time.perf_counter() - started
         metrics |= self._proximal.metrics
         metrics |= {"update/decisions": float(len(decisions)), "update/seconds": seconds}
@@ -189,7 +194,8 @@ class Learner:
         is_same = (
             torch.zeros_like(rows.mask) if compare is None else rows.mask & (rows.weight_version == compare)[:, None]
         )
-        gap = torch.where(is_same, (log_prob - rows.behavior_log_prob).detach().abs(), 0.0)
+        distance = torch.where(rows.mask, (log_prob - rows.behavior_log_prob).detach().abs(), 0.0)
+        gap = torch.where(is_same, distance, 0.0)
         return MicroBatchSums(
             loss=loss.detach(),
             entropy_sum=torch.where(rows.mask, entropy.detach(), 0.0).sum(),
@@ -197,6 +203,7 @@ class Learner:
             gap_sum=gap.sum(),
             gap_max=gap.max(),
             num_compared=is_same.sum(),
+            rows=torch.stack([rows.weight_version, distance.sum(dim=1), rows.mask.sum(dim=1)]).double(),
         )
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:

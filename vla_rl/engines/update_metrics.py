@@ -22,17 +22,23 @@ class MicroBatchSums:
     gap_sum: Tensor
     gap_max: Tensor
     num_compared: Tensor
+    rows: Tensor
+    """float64 [3, B]: of each decision the version that acted, the sum of |log-ratio| over its tokens, and their number."""
 
 
-def update_metrics(sums: Sequence[MicroBatchSums], reports: Sequence[StepReport]) -> dict[str, float]:
+def update_metrics(
+    sums: Sequence[MicroBatchSums], reports: Sequence[StepReport], weight_version: int
+) -> dict[str, float]:
     """Metrics by path.
 
     Args:
         sums: of all micro-batches of the update.
         reports: of its optimizer steps; none where the update taught nothing, which `update/taught` says.
+        weight_version: of the learner before the update.
 
     Returns: `update/loss` is the mean over the optimizer steps. `update/log_prob_gap_mean` and `_max`, |learner's log-prob -
     engine's| of the same tokens under the same weights, are there only where some decisions were made by the newest version.
+    `update/log_ratio_abs/staleness_K` is the mean |log-ratio| over the tokens of decisions K updates old, over all steps.
     """
     if not reports:
         return {"update/taught": 0.0}
@@ -49,6 +55,7 @@ def update_metrics(sums: Sequence[MicroBatchSums], reports: Sequence[StepReport]
         "update/skipped_steps": float(sum(report.is_skipped for report in reports)),
         "update/tokens": float(diagnostics.num_tokens),
     }
+    metrics |= _by_staleness(torch.cat([part.rows for part in sums], dim=1), weight_version)
     gap = mean_gap(sums)
     if gap is not None:
         metrics["update/log_prob_gap_mean"] = gap
@@ -68,3 +75,13 @@ def mean_gap(sums: Sequence[MicroBatchSums]) -> float | None:
     """Mean |learner's log-prob - engine's| over the tokens that the very same weights chose; None where there are none."""
     num_compared = int(torch.stack([part.num_compared for part in sums]).sum())
     return float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared if num_compared else None
+
+
+def _by_staleness(rows: Tensor, weight_version: int) -> dict[str, float]:
+    versions, sizes, counts = rows
+    metrics = {}
+    for version in versions.unique().tolist():
+        chosen = versions == version
+        name = f"update/log_ratio_abs/staleness_{weight_version - int(version)}"
+        metrics[name] = float(sizes[chosen].sum() / counts[chosen].sum().clamp(min=1.0))
+    return metrics

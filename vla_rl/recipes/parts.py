@@ -37,6 +37,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput
 from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.recipes.nodes.advantages import members_of
+from vla_rl.recipes.nodes.selection import learnt_from
 from vla_rl.recipes.stopping import carried_through
 from vla_rl.recipes.training_config import FilterConfig, RunConfig, TrainingConfig
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
@@ -92,7 +93,9 @@ class TrainingParts:
             config.run.updates, first_update=first_update, policy_busy_share=lambda: self.engine.stats().busy_share
         )
         sampling = Sampling(temperature=config.temperature)
-        source = GroupSource(starts, config.group_size, derive_seed(config.run.seed, "episodes"), sampling=sampling)
+        seed = derive_seed(config.run.seed, "episodes")
+        num_greedy = 1 if config.needs_greedy_baseline else 0
+        source = GroupSource(starts, config.episodes_per_group, seed, sampling=sampling, num_greedy=num_greedy)
         self.scheduler = EpisodeScheduler(
             self.pool,
             self.engine,
@@ -149,7 +152,9 @@ class TrainingParts:
         references = None
         if reference_log_probs is not None:
             references = [log_probs for of_group in reference_log_probs for log_probs in of_group]
-        update = self.learner.update(trajectories, list(advantages), references)
+        kept, advantages = learnt_from(trajectories, list(advantages), mask_truncated=self.config.filter.mask_truncated)
+        references = None if references is None else [references[row] for row in kept]
+        update = self.learner.update([trajectories[row] for row in kept], advantages, references)
         report, is_cancelled = await carried_through(update)
         self.scheduler.trained(groups, report.weight_version)
         if is_cancelled:

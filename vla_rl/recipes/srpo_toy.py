@@ -22,7 +22,9 @@ ACTION_DIM = 2
 NUM_BINS = 16
 """Few and coarse actions, so that a random policy finds the squares now and then."""
 
-STEP_SIZE = 0.4
+STEP_SIZE = 0.25
+"""So that a hand which is pushed towards a square lands in it more often than it jumps over it: with 0.4 a policy that does
+not look at all, and still explores, can succeed in 55 % of its episodes and no more."""
 
 
 class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -39,9 +41,9 @@ class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     task_ids: tuple[int, ...] = (0,)
     """Colours to reach: 0 red, 1 green, 2 blue, 3 yellow."""
 
-    init_states: tuple[int, ...] = (1, 8, 11, 13)
-    """Which of the 50 fixed starts are played. In these the red square lies in one and the same corner, which is learnt in
-    minutes; others ask for eyes and ears too."""
+    init_states: tuple[int, ...] = (11, 17, 18, 30)
+    """Which of the 50 fixed starts are played. In these the red square lies in one and the same corner, about as far away
+    along x as along y, which is learnt in minutes; others ask for eyes and ears too."""
 
     chunk_size: int = 4
     """Control steps in one action chunk."""

@@ -47,6 +47,9 @@ class RunConfig(Config, frozen=True, kw_only=True):
     torch_threads: int = 1
     """Threads that the policy and the learner compute with on a CPU; the simulators need cores too."""
 
+    record_to: str | None = None
+    """Also write every control step of every episode into this LeRobotDataset; slower, as all of them are drawn."""
+
     wandb_project: str | None = None
     """Also log to this project of Weights & Biases (needs the extra `wandb`)."""
 
@@ -68,6 +71,10 @@ class FilterConfig(Config, frozen=True, kw_only=True):
 
     drop_truncated: bool = False
     """Filter groups with a member that a time limit cut off."""
+
+    mask_truncated: bool = False
+    """Episodes that a time limit cut off count in their group's baseline, but are not learnt from: DAPO's overlong
+    filtering."""
 
     def __post_init__(self) -> None:
         low, high = self.accuracy_bounds
@@ -102,7 +109,7 @@ class TrainingConfig(Config, frozen=True, kw_only=True):
     critic: CriticConfig = CriticConfig()
 
     def __post_init__(self) -> None:
-        needs_group = not self.advantage.needs_values
+        needs_group = self.advantage.needs_group
         self.require(
             self.group_size >= (2 if needs_group else 1),
             "group_size",
@@ -110,15 +117,25 @@ class TrainingConfig(Config, frozen=True, kw_only=True):
         )
         self.require(self.temperature > 0.0, "temperature", "above 0")
         require_satisfiable(
-            self.group_size, *self.filter.accuracy_bounds, needs_difference=self.filter.drop_equal == "success"
+            self.episodes_per_group, *self.filter.accuracy_bounds, needs_difference=self.filter.drop_equal == "success"
         )
-        self.scheduler.require_feasible(num_envs=self.simulators.num_envs, group_size=self.group_size)
+        self.scheduler.require_feasible(num_envs=self.simulators.num_envs, group_size=self.episodes_per_group)
         policy_loss_for(self.learner.loss, self.scheduler.max_staleness)
         if self.scheduler.deterministic != self.engine.is_deterministic:
             raise ConfigError(
                 f"scheduler.deterministic is {self.scheduler.deterministic} and engine.is_deterministic "
                 f"{self.engine.is_deterministic}: expected both or neither, as one without the other reproduces nothing"
             )
+
+    @property
+    def needs_greedy_baseline(self) -> bool:
+        """Whether one episode more of each group is played greedily, for the others to be compared with: ReMax."""
+        return self.advantage.name == "remax"
+
+    @property
+    def episodes_per_group(self) -> int:
+        """Episodes that are played from the same start: `group_size`, and the greedy one where it is needed."""
+        return self.group_size + self.needs_greedy_baseline
 
 
 class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):

@@ -72,17 +72,26 @@ class GroupSource:
         group_size: episodes in a group.
         seed: of the shuffles and of the policy's decisions.
         sampling: how the policy acts in these episodes.
+        num_greedy: the last so many members of each group take the most likely action instead, as a baseline.
     """
 
     def __init__(
-        self, starts: Sequence[TaskStart], group_size: int, seed: int, *, sampling: Sampling | None = None
+        self,
+        starts: Sequence[TaskStart],
+        group_size: int,
+        seed: int,
+        *,
+        sampling: Sampling | None = None,
+        num_greedy: int = 0,
     ) -> None:
-        if not starts or group_size < 1:
+        if not starts or group_size < 1 or not 0 <= num_greedy <= group_size:
             raise ConfigError(
-                f"{len(starts)} starts in groups of {group_size}: expected at least one start, groups of >= 1"
+                f"{len(starts)} starts in groups of {group_size}, {num_greedy} of them greedy: expected at least one start, "
+                "groups of >= 1, and no more greedy members than a group has"
             )
         self._starts, self._group_size, self._seed = tuple(starts), group_size, seed
         self._sampling = sampling if sampling is not None else Sampling()
+        self._num_sampled = group_size - num_greedy
         self._returned: deque[ReturnedStart] = deque()
         self._next_group_id = self._position = self._epoch = 0
         self._order = self._shuffled(0)
@@ -154,5 +163,7 @@ class GroupSource:
             seed=start.seed,
             policy_seed=derive_seed(self._seed, "policy", group_id, member),
             options=start.options,
-            sampling=self._sampling,
+            sampling=msgspec.structs.replace(
+                self._sampling, greedy=self._sampling.greedy or member >= self._num_sampled
+            ),
         )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, Advantages, RewardBatch, advantage_estimator
-from vla_rl.engines.critic import Judged, is_cut_off
+from vla_rl.algorithms.advantages.from_trajectories import reward_batch_of
+from vla_rl.engines.critic import Judged
 from vla_rl.graph import NodeOutput
 from vla_rl.recipes.nodes.rewards import Reward, by_decision, by_group, outcome
 from vla_rl.types import Group, Trajectory
@@ -57,37 +58,28 @@ def reward_batch(
 ) -> RewardBatch:
     """What every estimator is given: one row a trajectory, one column a decision.
 
-    A time limit cuts an episode off (`judged` says what was still to come); success and failure end it.
+    A time limit cuts an episode off (`judged` says what was still to come); success and failure end it. Where a member of a
+    group played greedily, its outcome is what ReMax compares the others with.
     """
     trajectories = members_of(groups)
     flat = [reward for of_group in rewards for reward in of_group]
-    lengths = [len(trajectory.steps) for trajectory in trajectories]
-    mask = np.arange(max(lengths))[None] < np.array(lengths)[:, None]
-    by_step = [by_decision(trajectory, reward) for trajectory, reward in zip(trajectories, flat, strict=True)]
-    durations = [np.array([step.num_executed for step in trajectory.steps]) for trajectory in trajectories]
-    return RewardBatch(
-        rewards=np.array([outcome(reward) for reward in flat]),
-        group=np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups]),
-        episode_ids=np.array([trajectory.episode.episode_id for trajectory in trajectories]),
-        mask=mask,
-        step_rewards=_padded(by_step, mask, np.float64),
-        values=None if judged is None else _padded([each.values for each in judged], mask, np.float64),
+    outcomes = np.array([outcome(reward) for reward in flat])
+    return reward_batch_of(
+        trajectories,
+        outcomes,
+        step_rewards=[by_decision(*pair) for pair in zip(trajectories, flat, strict=True)],
+        values=None if judged is None else [each.values for each in judged],
         final_values=None if judged is None else np.array([each.bootstrap for each in judged]),
-        is_terminated=np.array([not is_cut_off(trajectory) for trajectory in trajectories]),
-        durations=_padded(durations, mask, np.int64),
-        num_tokens=np.array([float(num_tokens(trajectory)) for trajectory in trajectories]),
+        greedy_rewards=_greedy_outcomes(trajectories, outcomes),
     )
 
 
-def num_tokens(trajectory: Trajectory) -> int:
-    """Tokens that the policy chose and that had an effect."""
-    return sum(len(step.chunk.tokens) // len(step.chunk.actions) * step.num_executed for step in trajectory.steps)
-
-
-def _padded(rows: Sequence[np.ndarray], mask: np.ndarray, dtype: type[np.generic]) -> np.ndarray:
-    padded = np.zeros(mask.shape, dtype)
-    padded[mask] = np.concatenate(list(rows))
-    return padded
+def _greedy_outcomes(trajectories: Sequence[Trajectory], outcomes: np.ndarray) -> np.ndarray | None:
+    """float [N], of the greedy member of each one's group; None unless every group has one."""
+    pairs = zip(trajectories, outcomes.tolist(), strict=True)
+    greedy = {each.episode.group_id: earned for each, earned in pairs if each.episode.sampling.greedy}
+    groups = [each.episode.group_id for each in trajectories]
+    return np.array([greedy[group] for group in groups]) if greedy.keys() >= set(groups) else None
 
 
 def _spread(made: Advantages) -> dict[str, float]:

@@ -8,7 +8,6 @@ from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig, next_kl_coef, penalised_rewards
 from vla_rl.engines.decisions import executed_tokens
 from vla_rl.graph import NodeOutput
-from vla_rl.recipes.nodes.advantages import num_tokens
 from vla_rl.recipes.nodes.rewards import Reward, by_decision, by_group
 from vla_rl.types import Group, Trajectory
 
@@ -85,3 +84,8 @@ def decision_kl(trajectory: Trajectory, reference: np.ndarray) -> np.ndarray:
         for step, row in zip(trajectory.steps, reference, strict=True)
     ]
     return np.array(differences)
+
+
+def num_tokens(trajectory: Trajectory) -> int:
+    """Tokens that the policy chose and that had an effect."""
+    return int(sum(executed_tokens(step).sum() for step in trajectory.steps))
