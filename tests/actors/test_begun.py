@@ -52,9 +52,13 @@ async def test_calls_that_were_begun_leave_before_they_are_awaited() -> None:
 
 
 async def test_an_actor_that_is_not_ready_in_time_is_named_with_its_last_words() -> None:
-    async with asyncio.timeout(60), Runtime() as runtime:
-        with pytest.raises(TimeoutError, match=r"(?s)'slow' was not ready within 2\.0 s.*still loading the weights"):
-            await runtime.spawn(SlowToStart, name="slow", placement=ChildProcess(), start_timeout_s=2.0)
+    async with asyncio.timeout(100), Runtime() as runtime:
+        for limit_s in (2.0, 8.0, 32.0):  # on a busy machine the process itself may take longer than the limit
+            with pytest.raises(TimeoutError, match=rf"'slow' was not ready within {limit_s} s") as caught:
+                await runtime.spawn(SlowToStart, name="slow", placement=ChildProcess(), start_timeout_s=limit_s)
+            if "still loading the weights" in str(caught.value):
+                return
+        pytest.fail(f"its last words are missing: {caught.value}")
 
 
 async def test_a_cancellation_that_comes_before_the_call_is_awaited_cancels_what_it_waits_for() -> None:

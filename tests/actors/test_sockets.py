@@ -15,7 +15,7 @@ Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]
 class WithoutLookingAgain(LoopSocket):
     """The same socket without its second and third rule, to show that the tests below can fail."""
 
-    def _open_turn(self) -> None:
+    def look_again(self) -> None:
         """Do not come back."""
 
 

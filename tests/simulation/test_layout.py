@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vla_rl.simulation.batch import SharedBatch
+from vla_rl.simulation.batch import NUM_BATCHES, SharedBatch
 from vla_rl.simulation.layout import ObservationLayout
 from vla_rl.simulation.packing import BlockPacker, RowPacker
 
@@ -94,14 +94,55 @@ def test_a_copy_stays_as_it_is_and_its_memory_is_used_again_when_it_is_gone() ->
         "state": np.zeros(8, np.float32),
         "instruction": "",
     }
-    writer.pack(still)
-    kept = batch.copied()["image"]
+    batch.turn_page()
+    writer.pack(still, batch.current)
+    kept = batch.give()["image"]
     address = kept.ctypes.data
-    writer.pack({**still, "image": np.ones((40, 40, 3), np.uint8)})
-    later = batch.copied()
+    batch.turn_page()
+    writer.pack({**still, "image": np.ones((40, 40, 3), np.uint8)}, batch.current)
+    later = batch.give()
     assert not kept[0].any()
     assert later["image"][0].all()
     assert later["image"].ctypes.data != address
     del kept
     gc.collect()
-    assert batch.copied()["image"].ctypes.data == address
+    batch.turn_page()
+    writer.pack(still, batch.current)
+    assert batch.give()["image"].ctypes.data == address
+
+
+def test_a_batch_is_copied_where_its_receiver_keeps_all_of_them() -> None:
+    layout = ObservationLayout(CAMERAS)
+    batch = SharedBatch(layout, 1)
+    writer = RowPacker(layout, batch.path, 0, 1)
+    batch.close()
+    kept = []
+    for number in range(3 * NUM_BATCHES):
+        batch.turn_page()
+        state = np.full(8, number, np.float32)
+        writer.pack({"image": np.zeros((40, 40, 3), np.uint8), "state": state, "instruction": ""}, batch.current)
+        kept.append(batch.give()["state"])
+    assert [state[0, 0] for state in kept] == [*range(3 * NUM_BATCHES)]
+
+
+def test_rows_that_are_not_written_are_those_of_the_batch_given_last() -> None:
+    layout = ObservationLayout(CAMERAS)
+    batch = SharedBatch(layout, 2)
+    rows = [RowPacker(layout, batch.path, index, 2) for index in range(2)]
+    batch.close()
+
+    def write(index: int, number: float) -> None:
+        state = np.full(8, number, np.float32)
+        rows[index].pack({"image": np.zeros((40, 40, 3), np.uint8), "state": state, "instruction": ""}, batch.current)
+
+    for first in (1.0, 3.0):
+        batch.turn_page()
+        write(0, first)
+        write(1, first + 1)
+        whole = batch.give()["state"]
+        assert whole[:, 0].tolist() == [first, first + 1]
+    batch.turn_page()
+    write(0, 9.0)  # of a step that failed, and is never given
+    batch.keep_rows()
+    write(1, 5.0)
+    assert batch.give()["state"][:, 0].tolist() == [3.0, 5.0]

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 # plain numbers: an enum's member costs a lookup in its class for each message
 _CALL, _RESULT, _ITEM = int(Kind.CALL), int(Kind.RESULT), int(Kind.ITEM)
-_unpack = ENVELOPE.unpack_from
+_unpack, _now = ENVELOPE.unpack_from, time.monotonic
 
 STREAM_WINDOW = 16
 """Items of a stream that may be on their way before the consumer has taken one."""
@@ -240,7 +240,7 @@ class ActorClient:
                 self._take_item(call, pending, frames)
             else:
                 del self._pending[call]
-                self._deadlines.answered_at = time.monotonic()
+                self._deadlines.answered_at = _now()
                 self.mailbox.leave()
                 self._take_answer(kind, pending, frames)
         except MalformedMessage as error:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.actors.blocks import PlainBlock
-from vla_rl.actors.slots import SharedBlock, SlotLease, SlotReader, SlotWriter
+from vla_rl.actors.slots import SharedBlock, SlotPlace, SlotReader, SlotWriter
 from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, MAX_FRAMES, MAX_MESSAGE_BYTES, Frames, MalformedMessage
 
 INLINE_BELOW = 4096
@@ -48,7 +48,7 @@ class Codec:
         self._slots_taken: list[int] = []
         self._frames_in: Frames = ()
         self._views: dict[int, np.ndarray] = {}
-        self._known_slots: dict[bytes, tuple[int, SlotLease]] = {}
+        self._known_slots: dict[bytes, SlotPlace] = {}
         self._any = self.decoder(Any)
 
     @property
@@ -160,11 +160,10 @@ class Codec:
         return msgspec.msgpack.Ext(_FRAME, meta + _FRAME_REF.pack(len(self._frames_out)))
 
     def _decode_array(self, code: int, data: memoryview) -> np.ndarray:
-        if code == _SLOT and self._slots_in is not None and (known := self._known_slots.get(bytes(data))) is not None:
-            slot, place = known
-            view = self._views.get(slot)
+        if code == _SLOT and (place := self._known_slots.get(bytes(data))) is not None:
+            view = self._views.get(place.slot)
             if view is None:
-                view = self._views[slot] = self._slots_in.lease(place, slot)
+                view = self._views[place.slot] = place.lease()
             return view
         if len(data) < _META.size:
             raise MalformedMessage("array without a description.")
@@ -201,7 +200,7 @@ class Codec:
         place = self._slots_in.place(slot, offset, dtype, shape, num_bytes)
         if len(self._known_slots) == _MOST_KNOWN_SLOTS:
             self._known_slots.clear()
-        self._known_slots[bytes(data)] = slot, place
+        self._known_slots[bytes(data)] = place
 
 
 @lru_cache(maxsize=1024)
@@ -251,6 +250,8 @@ def _known_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
 
 def _check_class(type_: Any, value: Any) -> Any:
     """msgspec asks about classes that it does not know; only an instance may pass, and only arrays can be one."""
+    if type(value) is type_:
+        return value
     wanted = getattr(type_, "__origin__", type_)
     if isinstance(wanted, type) and isinstance(value, wanted):
         return value

@@ -67,7 +67,7 @@ async def call_as_completed(
 def begin(actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
     """Send a call now and await its answer later: calls to many actors then cost no task each.
 
-        answers = [begin(worker, EnvWorker.step, action) for worker, action in zip(workers, actions)]
+        answers = [begin(worker, EnvWorker.step, action, 0) for worker, action in zip(workers, actions)]
         for answer in answers: await answer
 
     Each must be awaited. A call that cannot leave now (the mailbox is full, the actor is being restarted) leaves when it

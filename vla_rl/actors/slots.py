@@ -43,6 +43,21 @@ class SlotLease(np.ndarray):
     __del__ = release
 
 
+class SlotPlace:
+    """Where an array lies in an arena that is read: made once, leased with each message that speaks of it."""
+
+    __slots__ = ("_array", "_states", "slot")
+
+    def __init__(self, slot: int, array: SlotLease, states: mmap.mmap) -> None:
+        self.slot, self._array, self._states = slot, array, states
+
+    def lease(self) -> np.ndarray:
+        """The array, read-only and in place; the slot is given back when its last view is gone."""
+        lease = self._array.view()
+        lease._slot, lease._states = self.slot, self._states
+        return lease.view(np.ndarray)
+
+
 def release(array: np.ndarray) -> bool:
     """Give back the slot under a received array before its last view is gone; False where it has none.
 
@@ -60,12 +75,19 @@ def release(array: np.ndarray) -> bool:
 class SharedBlock:
     """One slot as plain memory, to be written before its message is sent. The same object each time the slot is taken."""
 
-    __slots__ = ("array", "offset", "slot")
+    __slots__ = ("_states", "array", "offset", "slot")
     is_shared = True
 
     def __init__(self, slot: int, offset: int, memory: mmap.mmap, num_bytes: int) -> None:
-        self.slot, self.offset = slot, offset
+        self.slot, self.offset, self._states = slot, offset, memory
         self.array: np.ndarray = np.ndarray(num_bytes, np.uint8, memory, offset)
+
+    def take_again(self) -> bool:
+        """Take the slot for another message, where it is free."""
+        if self._states[self.slot] != _FREE:
+            return False
+        self._states[self.slot] = _TAKEN
+        return True
 
 
 class SlotWriter:
@@ -136,14 +158,8 @@ class SlotReader:
         self._states = mmap.mmap(fd, _STATE_BYTES)
         self._memory = mmap.mmap(fd, self._size, prot=mmap.PROT_READ)
 
-    def place(self, slot: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> SlotLease:
-        """A read-only array in place, which holds no slot. Raises: MalformedMessage where it would lie outside the arena."""
+    def place(self, slot: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> SlotPlace:
+        """Where such an array lies. Raises: MalformedMessage where that would be outside the arena."""
         if not (0 <= slot < _STATE_BYTES and _STATE_BYTES <= offset <= offset + num_bytes <= self._size):
             raise MalformedMessage(f"slot {slot} at {offset} with {num_bytes} bytes is outside the shared memory.")
-        return SlotLease(shape, dtype, self._memory, offset)
-
-    def lease(self, place: SlotLease, slot: int) -> np.ndarray:
-        """The same array; the slot is given back when its last view is gone."""
-        lease = place.view()
-        lease._slot, lease._states = slot, self._states
-        return lease.view(np.ndarray)
+        return SlotPlace(slot, SlotLease(shape, dtype, self._memory, offset), self._states)

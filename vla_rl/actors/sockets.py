@@ -150,12 +150,15 @@ class LoopSocket(MessageSocket):
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._watched = [(socket, _POLLIN)]
+        self._comes_back = False
         self._loop.add_reader(self._fd, self._on_readable)
-        self._open_turn()
+        self.look_again()
 
     def look_again(self) -> None:
-        """To be called by whoever used the socket beside us."""
-        self._open_turn()
+        """Look at the socket later in this turn; for us, and for whoever uses the socket beside us."""
+        if not self._comes_back:
+            self._comes_back = True
+            self._loop.call_soon(self._end_turn)
 
     def drain_all(self) -> None:
         """Deliver everything that has arrived, however much."""
@@ -169,17 +172,21 @@ class LoopSocket(MessageSocket):
         super().close(linger_ms)
 
     def _on_readable(self) -> None:
+        """Whoever the message wakes runs before the turn ends; what it sends then leaves at once."""
         if not self._closed:
             self.receive()
-            self._open_turn()
+            self.look_again()
+
+    def _deliver_batch(self, batch: bytes) -> None:
+        super()._deliver_batch(batch)
+        self._open_turn()  # what several answers wake may have several things to send
 
     def _open_turn(self) -> None:
-        if not self.gathers:
-            self.gathers = True
-            self._loop.call_soon(self._end_turn)
+        self.gathers = True
+        self.look_again()
 
     def _end_turn(self) -> None:
-        self.gathers = False
+        self.gathers = self._comes_back = False
         if self._closed:
             return
         if self._batch:

@@ -46,6 +46,15 @@ class ActionGate:
             raise ValueError(f"action for {self._env_id} is {spell(action)}, expected a value of {self._space}.")
         return action
 
+    def packed_rows(self, actions: Any) -> list[Any] | None:
+        """What travels of each row, looked at together; None where they must be looked at one by one."""
+        box = self._box
+        if box is None or type(actions) is not np.ndarray or actions.dtype is not self._dtype:
+            return None
+        if actions.shape[1:] != self._shape or not ((actions >= box.low) & (actions <= box.high)).all():
+            return None
+        return [row.tobytes() for row in actions]
+
     def pack(self, action: Any) -> Any:
         """What travels of an action that was let through: of a Box its bytes alone, since the other end knows the rest."""
         return action.tobytes() if self._box is not None else action

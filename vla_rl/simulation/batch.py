@@ -10,14 +10,16 @@ from gymnasium import spaces
 
 from vla_rl.simulation.layout import ObservationLayout, Others
 
-_KEPT_COPIES = 2
+NUM_BATCHES = 4
+"""Batches that can be handed out or written at the same time before one has to be copied."""
 
 
 class SharedBatch:
     """Row i is the newest observation of environment i; laid out as gymnasium's `batch_space` says.
 
     Arrays of one shape lie in memory that the simulators open by `path` and write row by row; anything else comes by
-    `put`. Whole numbers are stacked, texts become a tuple.
+    `put`. Whole numbers are stacked, texts become a tuple. The memory has room for several batches; the simulators
+    write into the one of number `current`.
 
     Args:
         layout: of one environment.
@@ -28,12 +30,14 @@ class SharedBatch:
         self._layout, self._num_envs = layout, num_envs
         self._num_bytes = max(1, layout.batch_bytes(num_envs))
         self._fd = os.memfd_create("vla_rl-batch", os.MFD_CLOEXEC)  # nameless: nothing is left behind
-        os.ftruncate(self._fd, self._num_bytes)
-        self._memory = mmap.mmap(self._fd, self._num_bytes)
-        self._arrays = layout.places(self._memory, num_envs)
-        self._bytes: np.ndarray = np.ndarray(self._num_bytes, np.uint8, self._memory)
+        os.ftruncate(self._fd, NUM_BATCHES * self._num_bytes)
+        self._memory = mmap.mmap(self._fd, 0)
+        self._batches = [self._batch_at(number) for number in range(NUM_BATCHES)]
+        self._arrays = layout.places(self._batches[0], num_envs)
         self._others: list[Others] = [[None for _ in layout.others] for _ in range(num_envs)]
-        self._spare: deque[mmap.mmap] = deque(maxlen=_KEPT_COPIES)
+        self._free = deque(range(1, NUM_BATCHES))
+        self.current = self._last_given = 0
+        """The first batch is never given away."""
 
     @property
     def path(self) -> str:
@@ -48,28 +52,48 @@ class SharedBatch:
 
     def put(self, index: int, others: Others) -> None:
         """What is no array, of one environment."""
-        self._others[index] = others
+        if others:
+            self._others[index] = others
 
     def row(self, index: int) -> Any:
         """The observation of one environment, in memory of its own."""
-        return self._layout.assemble([array[index, ...].copy() for array in self._arrays], self._others[index])
+        arrays = self._layout.places(self._batches[self.current], self._num_envs)
+        return self._layout.assemble([array[index, ...].copy() for array in arrays], self._others[index])
 
     def get(self) -> Any:
-        """The batch; its arrays are the ones that later rows are written into."""
+        """The first batch, for as long as no page is turned; its arrays are the ones that later rows are written into."""
         return self._layout.assemble(self._arrays, self._columns())
 
-    def copied(self) -> Any:
-        """The batch in memory of its own, which is used again when the last array over it is gone."""
-        try:
-            memory = self._spare.pop()
-        except IndexError:
-            memory = mmap.mmap(-1, self._num_bytes)
-        lease = _Lease(self._num_bytes, np.uint8, memory)
-        lease._memory, lease._spare = memory, self._spare
-        np.copyto(lease, self._bytes)
-        return self._layout.assemble(self._layout.places(lease, self._num_envs), self._columns())
+    def turn_page(self) -> None:
+        """Have all rows that come from here on written into a batch that `give` can give away, where one is free."""
+        if self.current == 0 and self._free:
+            self.current = self._free.pop()
+
+    def keep_rows(self) -> None:
+        """Have the rows that are not written from here on be those of the batch that was given last."""
+        if self.current != 0:  # what was written there was never given
+            self._free.append(self.current)
+            self.current = 0
+        if self._last_given != 0:
+            np.copyto(self._batches[0], self._batches[self._last_given])
+
+    def give(self) -> Any:
+        """The batch as its receiver's own. Its memory is written again only when the last array over it is gone."""
+        number, self.current = self.current, 0
+        self._last_given = number
+        if number == 0:
+            content = self._batches[0].copy()
+        else:
+            content = _Lease(self._num_bytes, np.uint8, self._memory, number * self._num_bytes)
+            content._number, content._free = number, self._free
+        return self._layout.assemble(self._layout.places(content, self._num_envs), self._columns())
+
+    def _batch_at(self, number: int) -> np.ndarray:
+        return np.ndarray(self._num_bytes, np.uint8, self._memory, number * self._num_bytes)
 
     def _columns(self) -> list[Any]:
+        if not self._layout.others:
+            return []
         columns = zip(*self._others, strict=True)
         return [
             np.array(column, part.dtype) if isinstance(part, spaces.Discrete) else column
@@ -78,12 +102,12 @@ class SharedBatch:
 
 
 class _Lease(np.ndarray):
-    """The base of the arrays of one copy: when the last of them is gone, its memory is for the next copy."""
+    """The base of the arrays of one batch that was given away: when the last of them is gone, it is free again."""
 
-    _memory: mmap.mmap
-    _spare: deque[mmap.mmap]
+    _number: int
+    _free: deque[int]
 
     def __del__(self) -> None:
-        memory = getattr(self, "_memory", None)  # a view of a lease is none
-        if memory is not None:
-            self._spare.append(memory)
+        free = getattr(self, "_free", None)  # a view of a lease is none
+        if free is not None:
+            free.append(self._number)

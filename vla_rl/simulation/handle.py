@@ -53,7 +53,7 @@ class EnvHandle:
             self._require_open()
         action = self._gate.pack(self._gate.one(action))
         try:
-            packed, reward, terminated, truncated, info = await self._worker.step(action)
+            packed, reward, terminated, truncated, info = await self._worker.step(action, 0)
         except (ActorDied, EnvError) as error:
             self.process.remember(error)
             raise

@@ -40,8 +40,11 @@ class ObservationLayout:
         self._take, self._build = self._compile(space)
         self._fields = [f"array{index}" for index in range(len(self._array_spaces))]
         self._record = _record_of(self._array_spaces, self._fields, num_rows=None)
+        self._records: dict[int, np.dtype[Any]] = {}
         self.num_bytes = self._record.itemsize
-        self._is_large = [self._record[name].itemsize >= _IN_PLACE_FROM for name in self._fields]
+        self._parts = [_part_of(self._record, name) for name in self._fields]
+        self._keys = [*space.spaces] if isinstance(space, spaces.Dict) and _holds_only_arrays(space) else None
+        """Where the observation is a dict of arrays alone: the shortest way, and the most frequent one."""
 
     def places(self, block: Any, num_rows: int | None = None) -> list[np.ndarray]:
         """Where each array lies in a block of `num_bytes`; with `num_rows`, [num_rows, ...] in `batch_bytes` of them."""
@@ -54,6 +57,10 @@ class ObservationLayout:
 
     def write(self, observation: Any, places: list[np.ndarray]) -> Others:
         """Copy the arrays of a checked observation to their places; gives the rest."""
+        if self._keys is not None:
+            for key, place in zip(self._keys, places, strict=True):
+                place[...] = observation[key]
+            return []
         arrays: list[np.ndarray] = []
         others: Others = []
         self._take(observation, arrays, others)
@@ -63,19 +70,29 @@ class ObservationLayout:
 
     def read(self, block: np.ndarray, others: Others) -> Any:
         """The observation. Its large arrays are views of the block; the small ones are copied, and read-only too."""
-        record: np.ndarray = np.ndarray((), self._record, block)
-        arrays = [
-            record[name] if is_large else _read_only_copy(record[name])
-            for name, is_large in zip(self._fields, self._is_large, strict=True)
+        content = block.data
+        arrays: list[np.ndarray] = [
+            np.ndarray(shape, dtype, block, begin)
+            if end - begin >= _IN_PLACE_FROM
+            else np.ndarray(shape, dtype, content[begin:end].tobytes())  # bytes are read-only
+            for shape, dtype, begin, end in self._parts
         ]
+        if self._keys is not None:
+            return dict(zip(self._keys, arrays, strict=True))
         return self._build(iter(arrays), iter(others))
 
     def assemble(self, arrays: list[Any], others: list[Any]) -> Any:
         """An observation, or a batch of them, of its parts."""
+        if self._keys is not None:
+            return dict(zip(self._keys, arrays, strict=True))
         return self._build(iter(arrays), iter(others))
 
     def _of_rows(self, num_rows: int | None) -> np.dtype[Any]:
-        return self._record if num_rows is None else _record_of(self._array_spaces, self._fields, num_rows)
+        if num_rows is None:
+            return self._record
+        if num_rows not in self._records:
+            self._records[num_rows] = _record_of(self._array_spaces, self._fields, num_rows)
+        return self._records[num_rows]
 
     def _compile(self, space: spaces.Space[Any]) -> tuple[_Take, _Build]:
         """Functions that take apart and build one part of the space; each array and other is listed on the way."""
@@ -92,12 +109,6 @@ class ObservationLayout:
     def _compile_dict(self, space: spaces.Dict) -> tuple[_Take, _Build]:
         keys = [*space.spaces]
         parts = [self._compile(space[key]) for key in keys]
-        if all(isinstance(part, ARRAYS) for part in space.values()):  # the shortest way, and a frequent one
-
-            def take_arrays(value: Any, arrays: list[np.ndarray], _: Others) -> None:
-                arrays.extend([value[key] for key in keys])
-
-            return take_arrays, lambda arrays, _: {key: next(arrays) for key in keys}
 
         def take_all(value: Any, arrays: list[np.ndarray], others: Others) -> None:
             for key, (take, _) in zip(keys, parts, strict=True):
@@ -129,7 +140,12 @@ def _record_of(array_spaces: list[spaces.Space[Any]], names: list[str], num_rows
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": end})
 
 
-def _read_only_copy(array: np.ndarray) -> np.ndarray:
-    copy = array.copy()
-    copy.flags.writeable = False
-    return copy
+def _part_of(record: np.dtype[Any], name: str) -> tuple[tuple[int, ...], np.dtype[Any], int, int]:
+    """Shape and dtype of one array, and the bytes of the block in which it lies."""
+    assert record.fields is not None
+    part, begin = record.fields[name][:2]
+    return part.shape, part.base, begin, begin + part.itemsize
+
+
+def _holds_only_arrays(space: spaces.Dict) -> bool:
+    return all(isinstance(part, ARRAYS) for part in space.values())

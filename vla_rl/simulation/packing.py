@@ -6,15 +6,17 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from vla_rl.actors.blocks import new_block
+from vla_rl.actors.blocks import PlainBlock, new_block
+from vla_rl.actors.slots import SharedBlock
+from vla_rl.simulation.batch import NUM_BATCHES
 from vla_rl.simulation.layout import ObservationLayout, Packed
 
 
 class Packer(Protocol):
     """Makes what travels of an observation that was checked."""
 
-    def pack(self, observation: Any) -> Packed:
-        """The arrays are written before this returns."""
+    def pack(self, observation: Any, batch: int = 0) -> Packed:
+        """The arrays are written before this returns; `batch` says which one where there are several."""
         ...
 
 
@@ -23,22 +25,26 @@ class BlockPacker:
 
     def __init__(self, layout: ObservationLayout) -> None:
         self._layout = layout
-        self._places: dict[object, list[np.ndarray]] = {}
+        self._known: list[tuple[SharedBlock, list[np.ndarray]]] = []
+        """The same few come again and again."""
 
-    def pack(self, observation: Any) -> Packed:
+    def pack(self, observation: Any, batch: int = 0) -> Packed:
         """See `Packer`."""
-        block = new_block(self._layout.num_bytes)
-        places = self._places.get(block)
-        if places is None:
+        block: SharedBlock | PlainBlock
+        for known in self._known:
+            if known[0].take_again():
+                block, places = known
+                break
+        else:
+            block = new_block(self._layout.num_bytes)
             places = self._layout.places(block.array)
-            if block.is_shared:  # the same few come again and again
-                self._places[block] = places
-        others = self._layout.write(observation, places)
-        return cast(np.ndarray, block), others  # arrives as an array
+            if isinstance(block, SharedBlock):
+                self._known.append((block, places))
+        return cast(np.ndarray, block), self._layout.write(observation, places)  # arrives as an array
 
 
 class RowPacker:
-    """All observations in the same rows of a batch, whose owner reads them before it asks for the next ones.
+    """All observations in the same rows of a batch, whose owner says which batch with each request.
 
     Args:
         path: of the batch's memory, as `SharedBatch.path` says.
@@ -52,8 +58,10 @@ class RowPacker:
         finally:
             os.close(fd)
         self._layout = layout
-        self._rows = [array[index, ...] for array in layout.places(self._memory, num_rows)]
+        size = len(self._memory) // NUM_BATCHES
+        batches = [np.ndarray(size, np.uint8, self._memory, number * size) for number in range(NUM_BATCHES)]
+        self._rows = [[array[index, ...] for array in layout.places(batch, num_rows)] for batch in batches]
 
-    def pack(self, observation: Any) -> Packed:
+    def pack(self, observation: Any, batch: int = 0) -> Packed:
         """See `Packer`."""
-        return None, self._layout.write(observation, self._rows)
+        return None, self._layout.write(observation, self._rows[batch])

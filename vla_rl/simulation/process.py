@@ -87,9 +87,9 @@ class SimulatorProcess:
             self._held = spec
         return self.description
 
-    async def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Packed, Info]:
-        """Begin an episode."""
-        return await self._patiently("reset", self.worker.reset(seed, options))
+    async def reset(self, seed: int | None, options: dict[str, Any] | None, batch: int = 0) -> tuple[Packed, Info]:
+        """Begin an episode; `batch` says where the observation is written, where its process has been given batches."""
+        return await self._patiently("reset", self.worker.reset(seed, options, batch))
 
     async def ask(self, call: Awaitable[T]) -> T:
         """Await a call of `worker`, remembering what it raises: a broken environment is built anew, a death is final."""

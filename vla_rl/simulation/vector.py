@@ -1,6 +1,7 @@
 """A gymnasium vector environment over simulator processes, for training loops that know nothing of asyncio."""
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -105,6 +106,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         """
         seeds = self._seeds(seed)
         chosen, plain_options = self._chosen(options)
+        self._choose_batch(is_whole=bool(chosen.all()))
         infos = self._run(self._reset_all([int(index) for index in np.flatnonzero(chosen)], seeds, plain_options))
         self._must_reset[chosen] = False
         return self._observations(), self._gathered(infos)
@@ -114,23 +116,30 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         if self.autoreset_mode is AutoresetMode.DISABLED and self._must_reset.any():
             ended = np.flatnonzero(self._must_reset).tolist()
             raise gymnasium.error.ResetNeeded(f"the episodes of environments {ended} are over; reset them first.")
-        gate, mode = self._gate, self.autoreset_mode
-        rows = [
-            None if must_reset and mode is AutoresetMode.NEXT_STEP else gate.pack(gate.one(action))
+        rows = self._packed_rows(actions)
+        self._choose_batch(is_whole=True)
+        answers = self._run(self._step_all(rows))
+        rewards, ends, cuts, last_infos, finals = zip(*answers, strict=True)
+        terminations, truncations = np.array(ends, np.bool_), np.array(cuts, np.bool_)
+        infos: dict[str, Any] = {}
+        if any(last_infos) or any(finals):
+            for index in range(self.num_envs):
+                for info in filter(None, (finals[index], last_infos[index])):
+                    infos = self._add_info(infos, info, index)
+        if self.autoreset_mode is not AutoresetMode.SAME_STEP:
+            self._must_reset = terminations | truncations
+        return self._observations(), np.array(rewards, np.float64), terminations, truncations, infos
+
+    def _packed_rows(self, actions: Any) -> list[Any]:
+        """What travels to each environment; None to those that begin their next episode, whose action does not matter."""
+        gate, resets = self._gate, self.autoreset_mode is AutoresetMode.NEXT_STEP and self._must_reset.any()
+        rows = None if resets else gate.packed_rows(actions)
+        if rows is not None and len(rows) == self.num_envs:
+            return rows
+        return [
+            None if resets and must_reset else gate.pack(gate.one(action))
             for must_reset, action in zip(self._must_reset, iterate(self.action_space, actions), strict=True)
         ]
-        answers = self._run(self._step_all(rows))
-        rewards = np.array([answer[0] for answer in answers], np.float64)
-        terminations = np.array([answer[1] for answer in answers], np.bool_)
-        truncations = np.array([answer[2] for answer in answers], np.bool_)
-        infos: dict[str, Any] = {}
-        for index, answer in enumerate(answers):
-            for info in filter(None, (answer[4], answer[3])):
-                infos = self._add_info(infos, info, index)
-        self._must_reset = np.logical_or(terminations, truncations)
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            self._must_reset = np.zeros(self.num_envs, np.bool_)
-        return self._observations(), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Any, ...]:
         """What each environment's render gives."""
@@ -141,7 +150,16 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self._thread.close()
 
     def _observations(self) -> Any:
-        return self._batch.copied() if self.copy else self._batch.get()
+        return self._batch.give() if self.copy else self._batch.get()
+
+    def _choose_batch(self, *, is_whole: bool) -> None:
+        """Where the next observations are written. Those that are not `is_whole` stand beside rows from before."""
+        if not self.copy:
+            return
+        if is_whole:
+            self._batch.turn_page()
+        else:
+            self._batch.keep_rows()
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         if self.closed:
@@ -174,14 +192,14 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return dict(zip(indices, infos, strict=True))
 
     async def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
-        (_, others), info = await self._processes[index].reset(seed, options)
+        (_, others), info = await self._processes[index].reset(seed, options, self._batch.current)
         self._batch.put(index, others)
         return info
 
     async def _step_all(self, rows: list[Any]) -> list[_Answer]:
         """All actions leave at once. Where nobody is reset the answers are taken in order, which costs no task each."""
         calls = [
-            None if row is None else begin(process.worker, EnvWorker.step, row)
+            None if row is None else begin(process.worker, EnvWorker.step, row, self._batch.current)
             for process, row in zip(self._processes, rows, strict=True)
         ]
         under_way = [call for call in calls if call is not None]
@@ -190,22 +208,25 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return await self._answers_in_order(under_way)
 
     async def _answers_in_order(self, calls: list[Awaitable[Any]]) -> list[_Answer]:
-        """What all calls gave, where each is on its way already; the first failure is raised when all have ended."""
-        answers: list[_Answer] = []
+        """What all calls gave, where each is on its way already; the first failure is raised when all have ended.
+
+        The last one is awaited first: until it is there, most others are too, and wake nobody.
+        """
+        answers: deque[_Answer] = deque()
         failure: Exception | None = None
-        for index, call in enumerate(calls):
+        for index in reversed(range(self.num_envs)):
             try:
-                (_, others), reward, terminated, truncated, info = await call
+                (_, others), reward, terminated, truncated, info = await calls[index]
             except Exception as error:  # raised below
-                failure = failure or error
+                failure = error
                 if isinstance(error, ActorDied | EnvError):
                     self._processes[index].remember(error)
                 continue
             self._batch.put(index, others)
-            answers.append((reward, terminated, truncated, info, None))
+            answers.appendleft((reward, terminated, truncated, info, None))
         if failure is not None:
             raise failure
-        return answers
+        return list(answers)
 
     async def _step_one(self, index: int, call: Awaitable[Any] | None) -> _Answer:
         """One control step of one environment; None instead of a call begins its next episode."""

@@ -53,24 +53,24 @@ class EnvWorker(Actor):
         self._packer = RowPacker(self._layout, path, index, num_rows)
 
     @endpoint(deadline_s=_BY_CALLER_S)
-    async def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Packed, Info]:
-        """Begin an episode."""
+    async def reset(self, seed: int | None, options: dict[str, Any] | None, batch: int) -> tuple[Packed, Info]:
+        """Begin an episode. `batch`: see `Packer`."""
         try:
             observation, info = self._open_env().reset(seed, options)
-            return self._packer.pack(observation), info
+            return self._packer.pack(observation, batch), info
         except EnvError:
             self._abandon_env()
             raise
 
-    async def step(self, action: Any) -> tuple[Packed, float, bool, bool, Info]:
-        """Run one control step; `action` is packed by an `ActionGate`."""
+    async def step(self, action: Any, batch: int) -> tuple[Packed, float, bool, bool, Info]:
+        """Run one control step; `action` is packed by an `ActionGate`. `batch`: see `Packer`."""
         env = self._env or self._open_env()
         try:
             observation, reward, terminated, truncated, info = env.step(self._gate.unpack(action))
         except EnvError:
             self._abandon_env()
             raise
-        return self._packer.pack(observation), reward, terminated, truncated, info
+        return self._packer.pack(observation, batch), reward, terminated, truncated, info
 
     async def step_chunk(
         self, actions: np.ndarray, frames_every: int | None

@@ -16,6 +16,9 @@ _CLOSE_STEPS, _OPEN_STEPS = 10, 10
 _GENTLY, _GENTLE_SPEED, _GENTLE_STEPS = np.array([0.0, 0.0, 0.03]), 0.4, 10
 """The first part of lifting something by its wall, and how fast: a jerk would pull the wall out of the fingers."""
 
+_TOLERANCE_M, _WALL_TOLERANCE_M = 0.015, 0.004
+"""How near above an object the hand has to be before it comes down; a finger has to go inside of a wall."""
+
 _SLIPPED_M = 0.04
 _ABOVE_SUPPORT_M = 0.004
 
@@ -47,7 +50,8 @@ def pick_and_put(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
         yield from hand.hold(OPEN, _OPEN_STEPS)
         return
     rotation = nearest_turn(pointing_down(held.grasp.yaw), hand.rotation)
-    yield from approach(scene, hand, held.grasp.position, rotation)
+    tolerance_m = _WALL_TOLERANCE_M if held.grasp.is_on_wall else _TOLERANCE_M
+    yield from approach(scene, hand, held.grasp.position, rotation, tolerance_m=tolerance_m)
     yield from hand.go(held.grasp.position, rotation, OPEN, tolerance_m=0.006, max_steps=30)
     yield from hand.hold(CLOSE, _CLOSE_STEPS)
 
@@ -80,13 +84,20 @@ def pick_and_put(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
     yield from hand.rise(OPEN)
 
 
-def approach(scene: Scene, hand: Hand, position: np.ndarray, rotation: np.ndarray, gripper: float = OPEN) -> Motion:
-    """Bring the open hand above `position`, over whatever stands in between."""
+def approach(
+    scene: Scene,
+    hand: Hand,
+    position: np.ndarray,
+    rotation: np.ndarray,
+    gripper: float = OPEN,
+    tolerance_m: float = _TOLERANCE_M,
+) -> Motion:
+    """Bring the open hand to within `tolerance_m` above `position`, over whatever stands in between."""
     top = highest_between(obstacle_points(scene), hand.position, position, 0.08)
     height = max(top + _CLEARANCE_M, position[2] + 0.06)
     if hand.position[2] < height - 0.02:
         yield from hand.go(np.array([*hand.position[:2], height]), hand.rotation, gripper, tolerance_m=0.02)
-    yield from hand.go(np.array([*position[:2], height]), rotation, gripper, tolerance_m=0.015, max_steps=60)
+    yield from hand.go(np.array([*position[:2], height]), rotation, gripper, tolerance_m=tolerance_m, max_steps=60)
 
 
 def _plan(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held | None:
