@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.engines import latest_checkpoint
+from vla_rl.engines import LearnerConfig, latest_checkpoint
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.observe import read_metrics
@@ -37,6 +37,8 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path
         step_limit=16,
         image_size=64,
         group_size=2,
+        # random weights do not succeed, and an update that taught nothing would stand still
+        learner=LearnerConfig(entropy_coef=0.01),
         simulators=SimulatorConfig(num_envs=2),
         scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0),
     )
