@@ -1,7 +1,6 @@
 """The examples of docs/algorithms.md, on a batch that is small enough to follow."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +55,12 @@ def test_the_example_runs_as_written() -> None:
     assert names["metrics"]["ratio_mean"] == 1.0
 
 
-def test_functions_of_ones_own_run_as_written(tmp_path, monkeypatch) -> None:
-    (tmp_path / "my_rl.py").write_text(BLOCKS[1])
-    monkeypatch.syspath_prepend(tmp_path)
+def test_functions_of_ones_own_run_as_written(import_folder) -> None:
+    (import_folder / "my_rl.py").write_text(BLOCKS[1])
     names: dict[str, Any] = {}
-    try:
-        exec(compile(BLOCKS[2], str(PAGE), "exec"), names)
-        import my_rl
-    finally:
-        sys.modules.pop("my_rl", None)
+    exec(compile(BLOCKS[2], str(PAGE), "exec"), names)
+    import my_rl
+
     rewards = [
         my_rl.quick_success(trajectory_of(0, reason, 2)) for reason in (StopReason.SUCCESS, StopReason.TIME_LIMIT)
     ]

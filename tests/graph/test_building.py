@@ -4,6 +4,7 @@ import asyncio
 import functools
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -314,9 +315,8 @@ constant = 3
 """
 
 
-def test_a_custom_pipeline_is_loaded_by_path(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_pipelines.py").write_text(CUSTOM)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_custom_pipeline_is_loaded_by_path(import_folder: Path) -> None:
+    (import_folder / "my_pipelines.py").write_text(CUSTOM)
     assert load_pipeline("my_pipelines:pipeline").build().topological_order == ("a",)
     assert load_pipeline("my_pipelines:graph", "b").build().topological_order == ("b",)
     with pytest.raises(GraphError, match="returned int, expected a Pipeline"):

@@ -1,7 +1,6 @@
 """docs/pipelines says what is true: each page draws its pipeline as it is, and what it shows to write works."""
 
 import re
-import sys
 from pathlib import Path
 
 import msgspec
@@ -30,21 +29,14 @@ def test_every_pipeline_has_a_page_with_the_drawing_of_its_graph(pipeline: str) 
     assert f"({pipeline}.md)" in (PAGES / "README.md").read_text()
 
 
-def test_the_reward_and_the_pipeline_that_the_page_shows_can_be_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_reward_and_the_pipeline_that_the_page_shows_can_be_named(import_folder: Path) -> None:
     blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (PAGES / "README.md").read_text(), re.DOTALL)
     assert [name for name, _ in blocks] == ["my_rewards.py", "my_pipelines.py"]
     for name, text in blocks:
-        (tmp_path / name).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        GroupReward(RewardConfig(function="my_rewards:short", manager="my_rewards:best_of_group"))
-        config = config_of("my_pipelines:watched")
-        graph = TrainingRun(config, starts_of(config), policy_of(config)).graph
-    finally:
-        for name, _ in blocks:
-            sys.modules.pop(name.removesuffix(".py"), None)
+        (import_folder / name).write_text(text)
+    GroupReward(RewardConfig(function="my_rewards:short", manager="my_rewards:best_of_group"))
+    config = config_of("my_pipelines:watched")
+    graph = TrainingRun(config, starts_of(config), policy_of(config)).graph
     assert "look" in graph.nodes
     assert (config.advantage.name, config.learner.epochs) == ("rloo", 2)
 
