@@ -1,38 +1,37 @@
 """The OpenVLA policy: network, processor and action tokens behind the one interface of engines and learners."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
-import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.algorithms import entropy
-from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.sampling import choose_tokens, seeded_uniforms, tempered_log_probs
 from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.openvla.network import OpenVlaNetwork
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
-from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
-from vla_rl.models.prismatic.lora import merged_tensors, with_weights
-from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
-from vla_rl.models.prismatic.public_config import Extension, inner_name, public_name, shared_config
+from vla_rl.models.prismatic.policy import PrismaticPolicy, require_chunks
+from vla_rl.models.prismatic.processor import PrismaticBatch
+from vla_rl.models.prismatic.public_config import Extension, inner_name, shared_config
 from vla_rl.models.prismatic.saving import checkpoint_files, read_tokenizer
 from vla_rl.models.prismatic.statistics import Normalization, bounds_of, choose_key
 from vla_rl.models.prismatic.trunk import materialise
-from vla_rl.models.prismatic.weights import check_names, load_weights, write_weights
-from vla_rl.types import Observation, Sampling
+from vla_rl.models.prismatic.weights import load_weights
+from vla_rl.types import Sampling
 
 
-class OpenVla(PolicyModel[PrismaticBatch]):
+class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     """A `PolicyModel`: T = action_dim tokens a decision, each sampled given the ones before it; one control step.
 
     Tokens are ids of the whole vocabulary. Build one with `create` (random weights) or `load` (a public checkpoint).
     """
+
+    network_type: ClassVar = OpenVlaNetwork
 
     def __init__(
         self,
@@ -41,19 +40,8 @@ class OpenVla(PolicyModel[PrismaticBatch]):
         tokenizer: Tokenizer,
         origin: PublicFolder | None = None,
     ) -> None:
-        self.config = config
-        self._network, self._tokenizer, self._origin = network.eval(), tokenizer, origin
-        self._processor = PrismaticProcessor(config, tokenizer)
+        super().__init__(config, network, tokenizer, origin)
         self._action_tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
-
-    @classmethod
-    def create(cls, config: OpenVlaConfig, seed: int) -> "OpenVla":
-        """Random weights from `seed`; the global random state stays as it was."""
-        tokenizer = read_tokenizer(config.tokenizer_file)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            network = OpenVlaNetwork(config)
-        return cls(config, network, tokenizer)
 
     @classmethod
     def load(
@@ -84,36 +72,6 @@ class OpenVla(PolicyModel[PrismaticBatch]):
         materialise(network, device)
         return cls(config, network, read_tokenizer(config.tokenizer_file), folder)
 
-    def save(self, folder: Path) -> None:
-        """Write the same layout to a new folder, all of it or nothing. Raises: CheckpointError."""
-        index = None if self._origin is None else self._origin.index
-        write_weights(folder, self.checkpoint_tensors(), self.checkpoint_files(), index)
-
-    def copy(self) -> "OpenVla":
-        """The same policy with weights of its own."""
-        return OpenVla(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
-
-    def adapted(self, lora: LoraConfig, seed: int) -> "OpenVla":
-        """The same policy, whose adapters are trained in place of its weights; it acts as before at first."""
-        config = msgspec.structs.replace(self.config, lora=lora)
-        network = with_weights(lambda: OpenVlaNetwork(config), self._network.state_dict(), seed)
-        return OpenVla(config, network, self._tokenizer, self._origin)
-
-    def merged(self) -> "OpenVla":
-        """The same policy with its adapters merged into the weights, to be saved for whoever knows no adapters."""
-        config = msgspec.structs.replace(self.config, lora=None)
-        network = with_weights(lambda: OpenVlaNetwork(config), merged_tensors(self._network), seed=0)
-        return OpenVla(config, network, self._tokenizer, self._origin)
-
-    @property
-    def network(self) -> OpenVlaNetwork:
-        """The parameters."""
-        return self._network
-
-    def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
-        """One row for each observation, on the network's device."""
-        return self._processor.prepare(observations, self._device)
-
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Token ids int64 [B, D] and their log-probs float32 [B, D]; greedy rows take the most likely token each time."""
         decoding, first_id = self._network.begin(batch), self._network.first_id
@@ -135,28 +93,18 @@ class OpenVla(PolicyModel[PrismaticBatch]):
         index = tokens - self._network.first_id
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the language model."""
-        return self.config.llm.hidden_size
-
     def features(self, batch: PrismaticBatch) -> Tensor:
         """The trunk's output at the end of the prompt, [B, feature_size]."""
         return self._network.read_prompt(batch)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """float32 [B, 1, D] to int64 [B, D]."""
-        if actions.ndim != 3 or actions.shape[1:] != (1, self.config.action_dim):
-            raise ValueError(f"actions are {list(actions.shape)}, expected [B, 1, {self.config.action_dim}].")
+        require_chunks(actions, 1, self.config.action_dim)
         return self._action_tokenizer.encode(actions)[:, 0]
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
         """int64 [B, D] to float32 [B, 1, D], in the environment's units; any id is taken for the nearest bin."""
         return self._action_tokenizer.decode(tokens)[:, None]
-
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Parameters under their public names; views, not copies."""
-        return {public_name(name): tensor for name, tensor in self._network.state_dict().items()}
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """`config.json`, the tokenizer, and what else a loaded folder held."""
@@ -173,15 +121,6 @@ class OpenVla(PolicyModel[PrismaticBatch]):
             fused_featurizer_overrides=self.config.fused_featurizer.overrides,
         )
         return checkpoint_files(self.config, extension, self._tokenizer, self._origin)
-
-    def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors with public names into the network; every name and shape has to fit."""
-        check_names(self.checkpoint_tensors(), tensors)
-        self._network.load_state_dict({inner_name(name): tensor for name, tensor in tensors.items()})
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self._network.parameters()).device
 
 
 def config_of(folder: PublicFolder, norm_key: str | None, normalization: Normalization) -> OpenVlaConfig:

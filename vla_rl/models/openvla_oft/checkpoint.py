@@ -8,43 +8,29 @@
 Saved here, all of it stands in the safetensors under the part's name, which is how the RL systems write theirs.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.openvla_oft.config import DIALECTS, Dialect, Head, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.prismatic.config import LlmConfig
 from vla_rl.models.prismatic.folder import PublicFolder
-from vla_rl.models.prismatic.public_config import (
-    Extension,
-    inner_name,
-    public_name,
-    shared_config,
-)
+from vla_rl.models.prismatic.public_config import Extension, inner_name, shared_config
 from vla_rl.models.prismatic.saving import checkpoint_files
 from vla_rl.models.prismatic.statistics import Normalization, bounds_of, choose_key, proprio_of
 from vla_rl.models.prismatic.trunk import materialise
-from vla_rl.models.prismatic.weights import check_names, find_part, load_part, load_weights, tensor_files, write_weights
+from vla_rl.models.prismatic.weights import find_part, load_part, load_weights, tensor_files
 
 EPSILON: Final = 1e-8
 """What OpenVLA-OFT's code adds to the range of the statistics; OpenVLA's does not."""
 
 PARTS: Final = ("action_head", "proprio_projector", "noisy_action_projector")
 """Modules that the authors save beside the main weights."""
-
-
-def random_network(config: OpenVlaOftConfig, seed: int) -> OpenVlaOftNetwork:
-    """Random weights from `seed`; the global random state stays as it was."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return OpenVlaOftNetwork(config)
 
 
 def config_of(
@@ -112,17 +98,6 @@ def load_network(
     return network
 
 
-def public_tensors(network: OpenVlaOftNetwork) -> dict[str, Tensor]:
-    """Parameters under their public names; views, not copies."""
-    return {public_name(name): tensor for name, tensor in network.state_dict().items()}
-
-
-def copy_tensors(network: OpenVlaOftNetwork, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors with public names into the network; every name and shape has to fit."""
-    check_names(public_tensors(network), tensors)
-    network.load_state_dict({inner_name(name): tensor for name, tensor in tensors.items()})
-
-
 def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolder | None) -> dict[str, bytes]:
     """The small files of a checkpoint."""
     extension = Extension(
@@ -142,11 +117,6 @@ def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolde
         fused_featurizer_overrides=config.fused_featurizer.overrides,
     )
     return checkpoint_files(config, extension, tokenizer, origin, config.proprio)
-
-
-def save(folder: Path, tensors: Mapping[str, Tensor], files: Mapping[str, bytes], origin: PublicFolder | None) -> None:
-    """Write a checkpoint folder, all of it or nothing. Raises: CheckpointError."""
-    write_weights(folder, tensors, files, None if origin is None else origin.index)
 
 
 def _parts_beside(folder: Path) -> dict[str, Path]:

@@ -6,34 +6,31 @@ the head predicts, whose scale is the sampling temperature: its log-likelihood a
 chunk is denoised in 50 deterministic steps from noise of its own seed; it has no likelihood, and imitation alone can use it.
 """
 
-import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.sampling import seeded_uniforms
 from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.config import Dialect, Head, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionScaler
-from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
-from vla_rl.models.prismatic.lora import merged_tensors, with_weights
-from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
+from vla_rl.models.prismatic.policy import require_chunks
+from vla_rl.models.prismatic.processor import PrismaticBatch
 from vla_rl.models.prismatic.saving import read_tokenizer
 from vla_rl.models.prismatic.statistics import Normalization
-from vla_rl.types import Observation, Sampling
+from vla_rl.types import Sampling
 
 
-class ContinuousOpenVlaOft(PolicyModel[PrismaticBatch]):
+class ContinuousOpenVlaOft(OftPolicy):
     """A `PolicyModel` whose T = chunk_size * action_dim tokens a decision are float32 numbers in [-1, 1].
 
     Build one with `create` (random weights) or `load` (a public checkpoint with its `action_head` part).
@@ -47,16 +44,8 @@ class ContinuousOpenVlaOft(PolicyModel[PrismaticBatch]):
         origin: PublicFolder | None = None,
     ) -> None:
         config.require(config.head != "tokens", "head", "l1 or diffusion here; OpenVlaOft is for tokens")
-        self.config = config
-        self._network, self._tokenizer, self._origin = network.eval(), tokenizer, origin
-        self._processor = PrismaticProcessor(config, tokenizer, config.proprio)
+        super().__init__(config, network, tokenizer, origin)
         self._scaler = ActionScaler(config.action_bounds)
-
-    @classmethod
-    def create(cls, config: OpenVlaOftConfig, seed: int) -> "ContinuousOpenVlaOft":
-        """Random weights from `seed`; the global random state stays as it was."""
-        tokenizer = read_tokenizer(config.tokenizer_file)
-        return cls(config, checkpoint.random_network(config, seed), tokenizer)
 
     @classmethod
     def load(
@@ -80,35 +69,6 @@ class ContinuousOpenVlaOft(PolicyModel[PrismaticBatch]):
         config = checkpoint.config_of(origin, norm_key, normalization, dialect, cameras, head=head)
         network = checkpoint.load_network(config, origin, dtype, device)
         return cls(config, network, read_tokenizer(config.tokenizer_file), origin)
-
-    def save(self, folder: Path) -> None:
-        """Write the same layout to a new folder, all of it or nothing. Raises: CheckpointError."""
-        checkpoint.save(folder, self.checkpoint_tensors(), self.checkpoint_files(), self._origin)
-
-    def copy(self) -> "ContinuousOpenVlaOft":
-        """The same policy with weights of its own."""
-        return ContinuousOpenVlaOft(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
-
-    def adapted(self, lora: LoraConfig, seed: int) -> "ContinuousOpenVlaOft":
-        """The same policy, whose adapters are trained in place of its weights; it acts as before at first."""
-        config = msgspec.structs.replace(self.config, lora=lora)
-        network = with_weights(lambda: OpenVlaOftNetwork(config), self._network.state_dict(), seed)
-        return ContinuousOpenVlaOft(config, network, self._tokenizer, self._origin)
-
-    def merged(self) -> "ContinuousOpenVlaOft":
-        """The same policy with its adapters merged into the weights, to be saved for whoever knows no adapters."""
-        config = msgspec.structs.replace(self.config, lora=None)
-        network = with_weights(lambda: OpenVlaOftNetwork(config), merged_tensors(self._network), seed=0)
-        return ContinuousOpenVlaOft(config, network, self._tokenizer, self._origin)
-
-    @property
-    def network(self) -> OpenVlaOftNetwork:
-        """The parameters."""
-        return self._network
-
-    def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
-        """One row for each observation, on the network's device."""
-        return self._processor.prepare(observations, self._device)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Numbers float32 [B, T], and their log-likelihoods float32 [B, T] (zeros under diffusion)."""
@@ -136,37 +96,14 @@ class ContinuousOpenVlaOft(PolicyModel[PrismaticBatch]):
         log_prob = _laplace_log_prob(numbers, self._network.regress(batch).flatten(1).float(), scale)
         return log_prob, (1.0 + torch.log(2.0 * scale)).expand_as(log_prob)
 
-    @property
-    def feature_size(self) -> int:
-        """Width of the language model."""
-        return self.config.llm.hidden_size
-
-    def features(self, batch: PrismaticBatch) -> Tensor:
-        """The trunk's output, averaged over the places where the action is read, [B, feature_size]."""
-        return self._network.read(batch).mean(dim=1)
-
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """float32 [B, H, D] in the environment's units to float32 [B, T] in [-1, 1]."""
-        expected = (self.config.chunk_size, self.config.action_dim)
-        if actions.ndim != 3 or actions.shape[1:] != expected:
-            raise ValueError(f"actions are {list(actions.shape)}, expected [B, {expected[0]}, {expected[1]}].")
+        require_chunks(actions, self.config.chunk_size, self.config.action_dim)
         return self._scaler.to_unit(actions).astype(np.float32).reshape(len(actions), -1)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
         """float32 [B, T] to float32 [B, H, D], in the environment's units."""
         return self._scaler.from_unit(tokens.reshape(len(tokens), self.config.chunk_size, self.config.action_dim))
-
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Parameters under their public names; views, not copies."""
-        return checkpoint.public_tensors(self._network)
-
-    def checkpoint_files(self) -> Mapping[str, bytes]:
-        """`config.json`, `tokenizer.json`, `vla_rl.json`, and what else a loaded folder held."""
-        return checkpoint.files_of(self.config, self._tokenizer, self._origin)
-
-    def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors with public names into the network; every name and shape has to fit."""
-        checkpoint.copy_tensors(self._network, tensors)
 
     def _denoised(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> Tensor:
         shape = (len(samplings), self.config.chunk_size, self.config.action_dim)
@@ -183,10 +120,6 @@ class ContinuousOpenVlaOft(PolicyModel[PrismaticBatch]):
         noise = torch.randn_like(chunk)
         predicted = self._network.predict_noise(batch, add_noise(chunk, noise, steps), steps)
         return (predicted.float() - noise).square().flatten(1)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self._network.parameters()).device
 
 
 def _laplace(uniforms: Tensor) -> Tensor:

@@ -1,0 +1,31 @@
+"""What OpenVLA-OFT policies have in common, whether they speak in tokens or in numbers."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from vla_rl.models.openvla_oft import checkpoint
+from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
+from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.prismatic.config import ProprioConfig
+from vla_rl.models.prismatic.policy import PrismaticPolicy
+from vla_rl.models.prismatic.processor import PrismaticBatch
+
+
+class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
+    """A chunk of T = chunk_size * action_dim tokens or numbers from one bidirectional pass."""
+
+    network_type: ClassVar = OpenVlaOftNetwork
+
+    def features(self, batch: PrismaticBatch) -> Tensor:
+        """The trunk's output, averaged over the places where the action is read, [B, feature_size]."""
+        return self._network.read(batch).mean(dim=1)
+
+    def checkpoint_files(self) -> Mapping[str, bytes]:
+        """`config.json`, `tokenizer.json`, `vla_rl.json`, and what else a loaded folder held."""
+        return checkpoint.files_of(self.config, self._tokenizer, self._origin)
+
+    @property
+    def _proprio(self) -> ProprioConfig | None:
+        return self.config.proprio
