@@ -25,7 +25,8 @@ check: install
 
 bench: install ## the peers that the benchmarks compare with, then all of them
 	$(BIN)/pip install --quiet --editable ".[bench]"
-	for name in actor_calls env_transport process_start episode_scheduling graph_overhead libero_throughput srpo_reward; do \
+	for name in actor_calls env_transport process_start episode_scheduling graph_overhead libero_throughput srpo_reward \
+		policy_inference learner_step; do \
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
 install: $(INSTALLED)

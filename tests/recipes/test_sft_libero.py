@@ -82,7 +82,7 @@ async def test_each_head_learns_what_it_was_shown(
     folder = await sft(tmp_path, tiny_head=head, updates=updates, augment=True)
     l1 = float(capsys.readouterr().out.split("imitation/l1 ")[1].split()[0])
     config = CheckpointConfig()
-    policy = load_policy(str(folder), config)
+    policy = load_policy(str(folder), config, "cpu")
     assert policy.config.head == head  # type: ignore[union-attr]
     if head != "diffusion":
         assert l1 < 0.25  # a fresh policy is off by about 0.5

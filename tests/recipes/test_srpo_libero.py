@@ -10,12 +10,16 @@ import pytest
 
 from vla_rl.engines import LearnerConfig, latest_checkpoint
 from vla_rl.errors import ConfigError
-from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.observe import read_metrics
 from vla_rl.recipes.command_line import TrainingLaunch, parse_command
+from vla_rl.recipes.evaluation import HeldOutJudge, read_held_out, write_strip
+from vla_rl.recipes.evaluation.held_out import results_path
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
-from vla_rl.recipes.libero_training import LiberoConfig, starts_of
+from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig, held_out_episodes, starting_policy, starts_of
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
+from vla_rl.recipes.report import write_report
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.training import TrainingRun, train
 from vla_rl.recipes.training_config import RunConfig
@@ -41,10 +45,12 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path
         learner=LearnerConfig(entropy_coef=0.01),
         simulators=SimulatorConfig(num_envs=2),
         scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0),
+        held_out=HeldOutConfig(init_states="48-49", physics="fast"),
     )
     policy = OpenVlaOft.create(tiny(), seed=0)
+    judge = HeldOutJudge(held_out_episodes(config), film=write_strip)
     async with asyncio.timeout(280):
-        outcome = await train(config, starts_of(config), policy)
+        outcome = await train(config, starts_of(config), policy, judge=judge)
     (metrics,) = read_metrics(outcome.run.metrics)
     assert outcome.progress.num_episodes == 2
     assert outcome.progress.env_steps == 32
@@ -54,6 +60,24 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path
     assert checkpoint is not None
     assert OpenVlaOft.load(checkpoint / "policy").config.chunk_size == 8
     assert len(list(outcome.run.videos.glob("*failure*.mp4"))) == 1
+    judged = read_held_out(results_path(outcome.run))
+    assert sorted((line.weight_version, line.result.init_state_id) for line in judged) == [
+        (0, 48), (0, 49), (1, 48), (1, 49),
+    ]  # fmt: skip
+    assert len(list((outcome.run.path / "strips").glob("*.jpg"))) == 4
+    page = write_report(outcome.run).read_text()
+    assert "0 of 2: 0 % (95 %: 0 to 66)" in page
+    assert page.count("<svg") == 3
+
+
+def test_held_out_starts_are_not_those_of_training() -> None:
+    config = SrpoLiberoConfig(task_ids=(1, 4), held_out=HeldOutConfig(init_states="48-49", scene_seeds="1-2"))
+    episodes = held_out_episodes(config)
+    assert len(episodes) == 8
+    assert {episode.options["init_state_id"] for episode in episodes} == {48, 49}
+    assert all(episode.sampling.greedy and episode.env.kwargs["physics"] == "exact" for episode in episodes)
+    with pytest.raises(ConfigError, match="the first 40 are trained on; expected numbers from 40 on"):
+        SrpoLiberoConfig(held_out=HeldOutConfig(init_states="39-49"))
 
 
 def test_groups_of_a_task_start_from_the_training_states_only() -> None:
@@ -124,3 +148,28 @@ def test_each_recipe_trains_by_its_pipeline_in_the_fast_simulator(
     graph = TrainingRun(config, starts_of(config), OpenVlaOft.create(tiny(), seed=0)).graph
     assert graph.id == pipeline
     assert "videos" in graph.nodes
+
+
+def test_a_policy_is_trained_whole_or_by_adapters_and_recomputes_where_it_is_told(tmp_path: Path) -> None:
+    OpenVlaOft.create(tiny(image_size=28), seed=0).save(tmp_path / "base")
+    whole = starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "base")))
+    assert all(parameter.requires_grad for parameter in whole.network.parameters())
+    config = SrpoLiberoConfig(policy=str(tmp_path / "base"), lora_rank=4, recompute_activations=True)
+    adapted = starting_policy(config)
+    trained = [name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad]
+    assert all(".lora_" in name or name.startswith("proprio_projector.") for name in trained)
+    assert len(trained) > 0
+
+
+def test_an_openvla_checkpoint_can_be_trained(tmp_path: Path) -> None:
+    shared = {
+        name: getattr(tiny(image_size=28), name) for name in OpenVlaConfig.__struct_fields__ if name != "vocabulary"
+    }
+    OpenVla.create(OpenVlaConfig(**{**shared, "cameras": ("image",)}), seed=0).save(tmp_path / "openvla")
+    assert starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "openvla"))).config.chunk_size == 1
+
+
+def test_a_policy_without_a_likelihood_is_refused(tmp_path: Path) -> None:
+    ContinuousOpenVlaOft.create(tiny(image_size=28, head="diffusion"), seed=0).save(tmp_path / "diffusion")
+    with pytest.raises(ConfigError, match="diffusion head, which gives no likelihood"):
+        starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "diffusion")))

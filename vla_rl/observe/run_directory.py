@@ -5,6 +5,9 @@
     versions.json      Python, packages, commit, platform, command; versions-2.json is that of the first resume
     metrics.jsonl      one line an update
     trace.json         timeline of the nodes, for Perfetto
+    graph.txt          the graph of an update, as a tree
+    report.html        all of it on one page, at the end
+    held_out.jsonl     one line a held-out episode, where they are played; strips/ shows them
     tensorboard/  checkpoints/  videos/
 """
 

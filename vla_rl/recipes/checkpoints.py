@@ -23,12 +23,15 @@ BASE_POLICY: Final = Path(vla_rl.__file__).parent / "assets" / "libero_object_ba
 
 Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
 
+Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+"""auto: the first GPU, or the CPU where there is none."""
+
 WHOLE_FILE_BYTES = 64 << 20
 """Files up to this size count whole in a checkpoint's digest; larger ones by size, beginning and end."""
 
 
-class CheckpointConfig(Config, frozen=True, kw_only=True):
-    """How a checkpoint is to be understood, and where it computes."""
+class CheckpointFormat(Config, frozen=True, kw_only=True):
+    """How a checkpoint is to be understood."""
 
     policy_family: Literal["auto", "openvla", "openvla_oft", "continuous"] = "auto"
     """openvla: one action token after the other; openvla_oft: a chunk of tokens at once; continuous: OpenVLA-OFT with an L1
@@ -52,7 +55,11 @@ class CheckpointConfig(Config, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights; auto takes the files'."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
+    """How a checkpoint is to be understood, and where it computes."""
+
+    device: Device = "auto"
     """Where the policy computes; auto takes the first GPU, or the CPU where there is none."""
 
 
@@ -71,17 +78,17 @@ def family_of(checkpoint: str) -> Family:
     )
 
 
-def load_policy(checkpoint: str, config: CheckpointConfig) -> "VlaPolicy":
-    """The policy in `checkpoint`, a folder or a hub id.
+def load_policy(checkpoint: str, config: CheckpointFormat, device: Device) -> "VlaPolicy":
+    """The policy in `checkpoint`, a folder or a hub id, on `device`.
 
     Raises: ConfigError for a device that is not there, or a family that has to be said; CheckpointError saying what is
     missing, unknown or damaged.
     """
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     family = family_of(checkpoint) if config.policy_family == "auto" else config.policy_family
-    device, key, scale = device_for(config.device), config.norm_key, config.normalization
+    where, key, scale = device_for(device), config.norm_key, config.normalization
     if family == "openvla":
-        return openvla.OpenVla.load(checkpoint, norm_key=key, normalization=scale, dtype=dtype, device=device)
+        return openvla.OpenVla.load(checkpoint, norm_key=key, normalization=scale, dtype=dtype, device=where)
     if family == "openvla_oft":
         return openvla_oft.OpenVlaOft.load(
             checkpoint,
@@ -90,7 +97,7 @@ def load_policy(checkpoint: str, config: CheckpointConfig) -> "VlaPolicy":
             dialect=config.dialect,
             cameras=config.cameras,
             dtype=dtype,
-            device=device,
+            device=where,
         )
     return openvla_oft.ContinuousOpenVlaOft.load(
         checkpoint,
@@ -100,11 +107,11 @@ def load_policy(checkpoint: str, config: CheckpointConfig) -> "VlaPolicy":
         dialect=config.dialect,
         cameras=config.cameras or ("image", "wrist_image"),
         dtype=dtype,
-        device=device,
+        device=where,
     )
 
 
-def device_for(asked: Literal["auto", "cpu", "cuda"]) -> torch.device:
+def device_for(asked: Device) -> torch.device:
     """The device that is meant. Raises: ConfigError where a GPU is asked for and there is none."""
     if asked == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine")

@@ -201,7 +201,7 @@ async def _play(
 ) -> None:
     if not missing:
         return
-    model = await asyncio.to_thread(load_policy, config.checkpoint, config)
+    model = await asyncio.to_thread(load_policy, config.checkpoint, config, config.device)
     agent: Agent = embodied_agent
     if config.record_to is not None:
         from vla_rl.data import LeRobotWriter  # only where episodes are recorded

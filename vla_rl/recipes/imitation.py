@@ -12,7 +12,7 @@ from vla_rl.data import RecordedEpisode
 from vla_rl.engines.imitation import Demonstration
 from vla_rl.models.images.augmentation import AugmentationConfig, training_pipeline
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
-from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, OpenVlaOftConfig, tiny
+from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.openvla_oft.checkpoint import EPSILON
 from vla_rl.models.prismatic.config import ProprioConfig
 from vla_rl.models.prismatic.folder import open_folder
@@ -33,7 +33,7 @@ class Samples:
 
     def __init__(self, episodes: Sequence[RecordedEpisode], policy: "VlaPolicy") -> None:
         self._episodes = tuple(episodes)
-        self._chunk_size = policy.config.chunk_size if isinstance(policy.config, OpenVlaOftConfig) else 1
+        self._chunk_size = policy.config.chunk_size
         self._ends = np.cumsum([episode.num_steps for episode in episodes])
 
     def __len__(self) -> int:

@@ -1,5 +1,6 @@
 """What every training recipe does with its command line: print the plan, draw the graph, or train."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -7,7 +8,9 @@ from typing import Any, TypeVar
 from vla_rl.engines import PolicyModel
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.command_line import Command, TrainingLaunch
+from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.plan import EpisodeFootprint, print_plan
+from vla_rl.recipes.report import write_report
 from vla_rl.recipes.training import TrainingRun, train
 from vla_rl.recipes.training_config import RunConfig, TrainingConfig
 from vla_rl.rollout import TaskStart, embodied_agent
@@ -22,10 +25,11 @@ async def launch(
     model: PolicyModel[Any],
     footprint: EpisodeFootprint,
     about: Mapping[str, str] | None = None,
+    judge: Judge | None = None,
 ) -> int:
     """Do what the command line says with a recipe's starts and policy; returns the exit status.
 
-    `about` is what the run's `about.json` says of its environments besides the configuration.
+    `about` is what the run's `about.json` says of its environments besides the configuration; `judge` as in `train`.
     """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
@@ -35,7 +39,8 @@ async def launch(
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
-    outcome = await train(config, starts, model, agent=_agent_of(config.run), resume=resume, about=about)
+    outcome = await train(config, starts, model, agent=_agent_of(config.run), resume=resume, about=about, judge=judge)
+    print(f"the report is {await asyncio.to_thread(write_report, outcome.run)}")
     print(f"everything of this run is in {outcome.run.path}")
     if outcome.was_stopped:
         print(f"go on with --resume {outcome.run.path}")

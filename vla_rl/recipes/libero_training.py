@@ -3,23 +3,39 @@
 A recipe is this with other defaults: `srpo_libero`, `grpo_libero`, `ppo_libero`.
 """
 
-from pathlib import Path
-from typing import Literal
+import asyncio
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.tasks import find_task, step_limit_of
 from vla_rl.errors import ConfigError
-from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.recipes.checkpoints import BASE_POLICY
+from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, load_policy
 from vla_rl.recipes.command_line import Command, TrainingLaunch
+from vla_rl.recipes.evaluation import HeldOutJudge, libero_env, libero_episode, numbers_in, write_strip
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import EmbodiedConfig
 from vla_rl.rollout import TaskStart
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import EnvSpec
+from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.recipes.checkpoints import VlaPolicy
+
+
+class HeldOutConfig(Config, frozen=True, kw_only=True):
+    """Greedy episodes before the first update and after the last, from starts that training never sees."""
+
+    init_states: str | None = None
+    """Initial states of each task, such as 40-49; none plays no such episodes."""
+
+    scene_seeds: str = "0"
+    """Seeds of where fixtures stand, such as 1-3; each makes every episode once more."""
+
+    physics: Literal["fast", "exact"] = "exact"
+    """LIBERO's own, or the fast one of training."""
 
 
 class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -51,12 +67,26 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Folder of LIBERO's meshes and textures; none for VLA_RL_LIBERO_ASSETS or hf-libero's own download."""
 
     policy: str = str(BASE_POLICY)
-    """Folder of the OpenVLA-OFT checkpoint to start from; the shipped one half learnt task 1 of libero_object."""
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from; the shipped one half learnt task 1 of
+    libero_object."""
+
+    policy_format: CheckpointFormat = CheckpointFormat()
+    lora_rank: int | None = None
+    """Train adapters of this rank in place of all weights, such as 32; none trains all weights."""
+
+    lora_alpha: int = 16
+    """The adapters' share is alpha / rank."""
+
+    recompute_activations: bool = False
+    """Compute the policy's activations a second time in the backward pass in place of keeping them."""
+
+    held_out: HeldOutConfig = HeldOutConfig()
 
     simulators: SimulatorConfig = msgspec.structs.replace(EmbodiedConfig().simulators, rss_limit_mb=4000)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require(self.lora_rank is None or self.lora_rank >= 1, "lora_rank", "at least 1, or none")
         self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
         for task_id in self.task_ids:
             try:
@@ -69,6 +99,38 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
                 f"1 to {task.num_init_states}, the initial states of {self.suite}/{task_id}",
             )
         self.require(self.step_limit is None or self.step_limit >= 1, "step_limit", "at least 1 control step, or none")
+        held_out_episodes(self)
+
+
+def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
+    """Every task from every held-out start, once. Raises: ConfigError for starts that are trained on, or do not exist."""
+    wanted, episodes = config.held_out, list[EpisodeSpec]()
+    if wanted.init_states is None:
+        return []
+    for task_id in config.task_ids:
+        task = find_task(config.suite, task_id)
+        states = numbers_in(wanted.init_states, task.num_init_states, "held_out.init_states")
+        if min(states) < config.train_init_states:
+            raise ConfigError(
+                f"held_out.init_states are {wanted.init_states!r}, but the first {config.train_init_states} are trained on; "
+                f"expected numbers from {config.train_init_states} on"
+            )
+        for scene_seed in numbers_in(wanted.scene_seeds, 1 << 31, "held_out.scene_seeds"):
+            env = libero_env(
+                config.suite,
+                task_id,
+                assets=config.assets,
+                image_size=config.image_size,
+                step_limit=config.step_limit,
+                physics=wanted.physics,
+                quality=config.quality,
+                scene_seed=scene_seed,
+            )
+            for state in states:
+                sampling = Sampling(greedy=True, temperature=config.temperature)
+                seed = config.run.seed
+                episodes.append(libero_episode(env, len(episodes), task.key, state, sampling=sampling, seed=seed))
+    return episodes
 
 
 def starts_of(config: LiberoConfig) -> list[TaskStart]:
@@ -91,6 +153,24 @@ def starts_of(config: LiberoConfig) -> list[TaskStart]:
     return starts
 
 
+def starting_policy(config: LiberoConfig) -> "VlaPolicy":
+    """The policy before its first update. Raises: ConfigError for one that has no likelihood; CheckpointError."""
+    policy = load_policy(config.policy, config.policy_format, config.run.device)
+    if getattr(policy.config, "head", "tokens") == "diffusion":
+        raise ConfigError(
+            f"{config.policy} has a diffusion head, which gives no likelihood of its actions; reinforcement learning needs "
+            "one: take a checkpoint with tokens or an L1 head, and `sft_libero` for this one"
+        )
+    if config.lora_rank is not None:
+        from vla_rl.models.prismatic.config import LoraConfig
+
+        lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha)
+        policy = policy.adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
+    if config.recompute_activations:
+        policy.recompute_activations()
+    return policy
+
+
 async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
@@ -99,7 +179,9 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
         assets = _assets_of(config)
         print(f"LIBERO's assets are those in {assets.path} ({assets.source})", flush=True)
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
-    model = OpenVlaOft.load(Path(config.policy))
+    held_out = held_out_episodes(config)
+    print(_split_of(config), flush=True)
+    model = await asyncio.to_thread(starting_policy, config)
     print(f"starting from the policy in {config.policy}", flush=True)
     return await launch(
         command,
@@ -107,12 +189,24 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
         model,
         EpisodeFootprint(
             what_runs=f"{config.suite}, tasks {', '.join(map(str, config.task_ids))}",
-            simulator_mb=1100,
+            simulator_mb=140,
+            server_mb=400,
             chunk_bytes=2 * 3 * config.image_size**2 + 2048,
             num_chunks=-(-(config.step_limit or step_limit_of(config.suite)) // model.config.chunk_size),
         ),
         about,
+        HeldOutJudge(held_out, film=write_strip) if held_out else None,
     )
+
+
+def _split_of(config: LiberoConfig) -> str:
+    wanted, trained = (
+        config.held_out,
+        f"training starts from initial states 0-{config.train_init_states - 1} of each task",
+    )
+    if wanted.init_states is None:
+        return f"{trained}; no held-out episodes are played (--held-out.init-states 40-49 plays some)"
+    return f"{trained}; held out are {wanted.init_states}, scene seeds {wanted.scene_seeds}, {wanted.physics} physics"
 
 
 def _assets_of(config: LiberoConfig) -> Assets:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.recipes.training_config import TrainingConfig
+from vla_rl.simulation import SimulatorConfig
 
 MIB = 2**20
 
@@ -21,7 +22,10 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
     """The environments, in words."""
 
     simulator_mb: int
-    """Resident memory of one simulator process."""
+    """Memory of its own of one simulator process that was forked."""
+
+    server_mb: int
+    """Memory of the server that simulators are forked from; a fresh interpreter holds as much beside `simulator_mb`."""
 
     chunk_bytes: int
     """Of one recorded decision: images, state and tokens."""
@@ -54,10 +58,20 @@ def print_plan(
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights, gradients and optimizer", num_parameters * BYTES_PER_PARAMETER),
-        MemoryItem("simulator processes", footprint.simulator_mb * MIB, config.simulators.num_envs),
+        *_simulator_items(config.simulators, footprint),
         MemoryItem("outstanding episodes, at their longest", footprint.num_chunks * footprint.chunk_bytes, episodes),
     ]
     out.print(memory_table("Memory estimate", items, available_bytes()))
+
+
+def _simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> list[MemoryItem]:
+    if config.start == "fork":
+        return [
+            MemoryItem("the server that simulators are forked from", footprint.server_mb * MIB),
+            MemoryItem("simulator processes, each for itself", footprint.simulator_mb * MIB, config.num_envs),
+        ]
+    each = (footprint.server_mb + footprint.simulator_mb) * MIB
+    return [MemoryItem("simulator processes", each, config.num_envs)]
 
 
 def _device() -> str:

@@ -80,6 +80,9 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     imitation: ImitationConfig = ImitationConfig(
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=3600), micro_batch=8
     )
+    recompute_activations: bool = False
+    """Compute activations a second time in the backward pass in place of keeping them: less memory, more work."""
+
     torch_threads: int = 1
     """Threads to compute with on a CPU."""
 
@@ -100,7 +103,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
         policy.network.to(device_for(config.device))
     else:
-        policy = load_policy(config.checkpoint, config if found is None else _with_any_key(config))
+        policy = load_policy(config.checkpoint, config if found is None else _with_any_key(config), config.device)
         if found is not None:
             policy = with_statistics(policy, found, config.norm_key or Path(config.demonstrations).name)
     if config.lora_rank is None:
@@ -136,6 +139,8 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     config, out = command.config, _new_folder(command.config.out)
     episodes = await asyncio.to_thread(read_demonstrations, config)
     policy = await asyncio.to_thread(starting_policy, config, episodes)
+    if config.recompute_activations:
+        policy.recompute_activations()
     samples = Samples(episodes, policy)
     print(f"{len(samples)} samples of {len(episodes)} episodes; {config.updates} updates of {config.batch}")
     trained = sum(parameter.numel() for parameter in policy.network.parameters() if parameter.requires_grad)

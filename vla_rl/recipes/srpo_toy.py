@@ -90,7 +90,8 @@ async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
         model,
         EpisodeFootprint(
             what_runs="vla_rl/toy_reach-v0",
-            simulator_mb=60,
+            simulator_mb=15,
+            server_mb=60,
             chunk_bytes=3 * 32 * 32 + 512,
             num_chunks=-(-config.step_limit // config.chunk_size),
         ),

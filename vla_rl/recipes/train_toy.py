@@ -122,7 +122,8 @@ async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
     model = policy_of(config)
     footprint = EpisodeFootprint(
         what_runs=config.env_id,
-        simulator_mb=60,
+        simulator_mb=15,
+        server_mb=60,
         chunk_bytes=512 + 4 * model.config.state_size,
         num_chunks=-(-config.step_limit // config.chunk_size),
     )

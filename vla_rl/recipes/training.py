@@ -20,6 +20,7 @@ from vla_rl.engines import Checkpoint, PolicyModel, latest_checkpoint, load_chec
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, Update
 from vla_rl.observe import LiveView, MetricLog, RunDirectory, Snapshot, print_summary
+from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.parts import TrainingParts
 from vla_rl.recipes.pipelines import make_pipeline
 from vla_rl.recipes.stopping import StopSignal
@@ -50,6 +51,7 @@ async def train(
     customise: Customise = lambda pipeline: pipeline,
     resume: RunDirectory | None = None,
     about: Mapping[str, str] | None = None,
+    judge: Judge | None = None,
 ) -> Outcome:
     """Train `model` in place from `starts` until `config.run.updates` updates are made, or Ctrl-C.
 
@@ -61,18 +63,21 @@ async def train(
         customise: changes the pipeline before it is built.
         resume: the directory of an earlier run, to go on from its newest checkpoint.
         about: what results depend on besides the configuration, such as which assets were found; for `about.json`.
+        judge: evaluates the policy before the first update and after the last.
 
     Raises: ConfigError, GraphError before anything starts; CheckpointError where there is nothing whole to resume from;
         what an environment, agent or node raised, after everything was closed in order.
     """
     if resume is None:
-        training = TrainingRun(config, starts, model, agent=agent, customise=customise)
+        training = TrainingRun(config, starts, model, agent=agent, customise=customise, judge=judge)
         run = RunDirectory.create(Path(config.run.root), config.run.name, config)
         (run.path / "about.json").write_bytes(msgspec.json.format(msgspec.json.encode(about or {})) + b"\n")
         return await training.execute(run)
     checkpoint = await _newest(resume)
     first_update = checkpoint.state.weight_version
-    training = TrainingRun(config, starts, model, agent=agent, customise=customise, first_update=first_update)
+    training = TrainingRun(
+        config, starts, model, agent=agent, customise=customise, judge=judge, first_update=first_update
+    )
     return await training.execute(resume, checkpoint)
 
 
@@ -90,9 +95,10 @@ class TrainingRun:
         *,
         agent: Agent = embodied_agent,
         customise: Customise = lambda pipeline: pipeline,
+        judge: Judge | None = None,
         first_update: int = 0,
     ) -> None:
-        self._config = config
+        self._config, self._judge = config, judge
         self._parts = TrainingParts(config, starts, model, agent=agent, first_update=first_update)
         self.graph: TaskGraph = customise(make_pipeline(self._parts)).build()
 
@@ -105,6 +111,7 @@ class TrainingRun:
         """Make the updates, leave everything in `run`; from `checkpoint` where there is one. Once only."""
         parts = self._parts
         videos = parts.write_to(run)
+        self.graph.draw(run.path / "graph.txt")
         with Watchdog(stall_after_s=self._config.run.stall_warning_s), StopSignal() as stop:
             print(f"run {run.path}: starting {parts.pool.num_envs} simulators", flush=True)
             async with parts.runtime, parts.lane:
@@ -122,6 +129,16 @@ class TrainingRun:
         return Outcome(run, progress, was_stopped=parts.scheduler.version < self._config.run.updates)
 
     async def _make_updates(self, run: RunDirectory) -> None:
+        parts, last = self._parts, self._config.run.updates
+        async with parts.pool, parts.engine:
+            if self._judge is not None and parts.scheduler.version == 0:
+                await self._judge(run, parts.pool, parts.engine)
+            if parts.scheduler.version < last:
+                await self._train(run)
+            if self._judge is not None and parts.scheduler.version == last:
+                await self._judge(run, parts.pool, parts.engine)
+
+    async def _train(self, run: RunDirectory) -> None:
         parts = self._parts
         first = parts.scheduler.version
         executor = Executor(self.graph, max_in_flight=self._config.scheduler.max_staleness + 1)
@@ -129,13 +146,7 @@ class TrainingRun:
             log = files.enter_context(MetricLog.open(run, self._config.run.wandb_project))
             trace = files.enter_context(TraceWriter(run.trace(first), self.graph))
             view = files.enter_context(LiveView(parts.progress))
-            updates_left = self._config.run.updates - first
-            async with (
-                parts.pool,
-                parts.engine,
-                parts.scheduler,
-                executor.run(updates_left, first=first) as updates,
-            ):
+            async with parts.scheduler, executor.run(self._config.run.updates - first, first=first) as updates:
                 async for update in updates:
                     node_seconds = {node: span.busy_s for node, span in update.spans.items()}
                     parts.progress.update_done(node_seconds, str(update.critical_path))

@@ -137,7 +137,7 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
     if config.policy == "random":
         return RandomActions()
     lane = await stack.enter_async_context(DeviceLane(1))
-    model = await asyncio.to_thread(load_policy, config.policy, config)
+    model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
     return WithinRange(await stack.enter_async_context(TorchEngine(model, lane, EngineConfig())))
 
 

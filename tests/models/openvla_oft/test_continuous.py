@@ -184,3 +184,17 @@ def test_the_instruction_modulates_the_towers_under_film(make_observation: MakeO
         for batch in (one, other):
             policy.network.read(batch)
     assert not torch.equal(seen[2], seen[3])
+
+
+@pytest.mark.parametrize("has_film", [False, True])
+def test_pictures_are_looked_at_once_for_all_denoising_steps(has_film: bool) -> None:
+    policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="diffusion", has_film=has_film), seed=0)
+    looks: list[int] = []
+    policy.network.projector.register_forward_hook(lambda *_: looks.append(1))
+    batch = policy.prepare([observation_of()])
+    with torch.no_grad():
+        policy.sample(batch, [Sampling(seed=1)])
+        assert len(looks) == 1
+        noisy, steps = torch.zeros(1, 8, 7), torch.tensor([3])
+        again = policy.network.predict_noise(batch, noisy, steps)
+        torch.testing.assert_close(policy.network.predict_noise(batch, noisy, steps, policy.network.see(batch)), again)

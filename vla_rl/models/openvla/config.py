@@ -14,3 +14,8 @@ class OpenVlaConfig(PrismaticConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(len(self.cameras) == 1, "cameras", "one camera: OpenVLA was trained on one image")
+
+    @property
+    def chunk_size(self) -> int:
+        """Control steps of one decision."""
+        return 1

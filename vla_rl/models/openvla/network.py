@@ -11,22 +11,21 @@ from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before tr
 
 # isort: split
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache
 
 from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.prismatic.lora import add_adapters
+from vla_rl.models.prismatic.network import PrismaticNetwork
 from vla_rl.models.prismatic.processor import PrismaticBatch
 from vla_rl.models.prismatic.sequence import is_token, put_after, read_from
-from vla_rl.models.prismatic.trunk import build_trunk
-from vla_rl.models.prismatic.vision import FusedVisionBackbone, Projector, build_tower
 
 
-class OpenVlaNetwork(nn.Module):
+class OpenVlaNetwork(PrismaticNetwork):
     """From a batch of observations to logits of action tokens, teacher-forced or one step at a time."""
 
     def __init__(self, config: OpenVlaConfig) -> None:
-        super().__init__()
+        super().__init__(config, is_causal=True)
         self._num_action_tokens, self._pad_id = config.action_dim, config.llm.pad_token_id
         first_action_id = config.llm.vocab_size - config.num_bins
         # padding ids beyond the vocabulary are no tokens, but the reference gives them probability: they stay in `all`
@@ -35,14 +34,6 @@ class OpenVlaNetwork(nn.Module):
             if config.vocabulary == "all"
             else slice(first_action_id, config.llm.vocab_size)
         )
-        self.vision_backbone = FusedVisionBackbone(
-            *(
-                build_tower(tower.timm_id, config.image_size, tower.overrides)
-                for tower in (config.featurizer, config.fused_featurizer)
-            )
-        )
-        self.projector = Projector(self.vision_backbone.width, config.llm.hidden_size)
-        self.language_model = build_trunk(config.llm, is_causal=True)
         if config.lora is not None:
             add_adapters(self, config.lora)
 

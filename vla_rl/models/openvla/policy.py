@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -31,8 +30,6 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     Tokens are ids of the whole vocabulary. Build one with `create` (random weights) or `load` (a public checkpoint).
     """
 
-    network_type: ClassVar = OpenVlaNetwork
-
     def __init__(
         self,
         config: OpenVlaConfig,
@@ -42,6 +39,11 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     ) -> None:
         super().__init__(config, network, tokenizer, origin)
         self._action_tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
+
+    @staticmethod
+    def build_network(config: OpenVlaConfig) -> OpenVlaNetwork:
+        """A network with new weights, from the global random state."""
+        return OpenVlaNetwork(config)
 
     @classmethod
     def load(
@@ -99,7 +101,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """float32 [B, 1, D] to int64 [B, D]."""
-        require_chunks(actions, 1, self.config.action_dim)
+        require_chunks(actions, self.config.chunk_size, self.config.action_dim)
         return self._action_tokenizer.encode(actions)[:, 0]
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:

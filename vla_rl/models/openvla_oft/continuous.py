@@ -109,9 +109,10 @@ class ContinuousOpenVlaOft(OftPolicy):
         shape = (len(samplings), self.config.chunk_size, self.config.action_dim)
         uniforms = seeded_uniforms(samplings, self.config.num_action_tokens).clamp(1e-12, 1.0 - 1e-12)
         chunk = (math.sqrt(2.0) * torch.erfinv(2.0 * uniforms - 1.0)).float().view(shape).to(self._device)
+        seen = self._network.see(batch)
         for step in reversed(range(NUM_DENOISING_STEPS)):
             steps = torch.full((len(samplings),), step, device=self._device)
-            chunk = denoise(chunk, self._network.predict_noise(batch, chunk, steps).float(), step)
+            chunk = denoise(chunk, self._network.predict_noise(batch, chunk, steps, seen).float(), step)
         return chunk.flatten(1)
 
     def _noise_errors(self, batch: PrismaticBatch, numbers: Tensor) -> Tensor:

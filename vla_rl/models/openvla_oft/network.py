@@ -19,35 +19,28 @@ from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
 from vla_rl.models.openvla_oft.film import Film, modulated
 from vla_rl.models.openvla_oft.heads import DiffusionHead, L1Head, NoisyActionProjector, time_token
 from vla_rl.models.prismatic.lora import add_adapters
+from vla_rl.models.prismatic.network import PrismaticNetwork
 from vla_rl.models.prismatic.processor import PrismaticBatch
 from vla_rl.models.prismatic.sequence import both_ways, read_from
-from vla_rl.models.prismatic.trunk import build_trunk, refuse_causal
-from vla_rl.models.prismatic.vision import FusedVisionBackbone, Projector, ProprioProjector, build_tower
+from vla_rl.models.prismatic.trunk import refuse_causal
+from vla_rl.models.prismatic.vision import ProprioProjector
 
 PLACEHOLDER_ID: Final = 1
 STOP_ID: Final = 2
 
 
-class OpenVlaOftNetwork(nn.Module):
+class OpenVlaOftNetwork(PrismaticNetwork):
     """From a batch of observations to the trunk's output where the action is read, and to what the head makes of it."""
 
     def __init__(self, config: OpenVlaOftConfig) -> None:
-        super().__init__()
+        super().__init__(config, is_causal=False)
         self._num_action_tokens = config.num_action_tokens
         self._num_stop_tokens = int(config.has_stop_token)
         self._action_ids = slice(config.llm.vocab_size - config.num_bins, config.llm.vocab_size)
         self._pad_id = config.llm.pad_token_id
         self._looks_both_ways = False
         width = config.llm.hidden_size
-        self.vision_backbone = FusedVisionBackbone(
-            *(
-                build_tower(tower.timm_id, config.image_size, tower.overrides)
-                for tower in (config.featurizer, config.fused_featurizer)
-            )
-        )
-        self.projector = Projector(self.vision_backbone.width, width)
         self.proprio_projector = ProprioProjector(len(config.proprio.low), width) if config.proprio else None
-        self.language_model = build_trunk(config.llm, is_causal=False)
         towers = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
         self.film = Film(width, *towers) if config.has_film else None
         self.action_head: L1Head | DiffusionHead | None = None
@@ -71,18 +64,25 @@ class OpenVlaOftNetwork(nn.Module):
         actions: Tensor = self.action_head(self.read(batch))
         return actions
 
-    def predict_noise(self, batch: PrismaticBatch, noisy: Tensor, step: Tensor) -> Tensor:
-        """The noise in noisy chunks [B, H, D] at denoising steps int64 [B], by the diffusion head."""
+    def predict_noise(self, batch: PrismaticBatch, noisy: Tensor, step: Tensor, seen: Tensor | None = None) -> Tensor:
+        """The noise in noisy chunks [B, H, D] at denoising steps int64 [B], by the diffusion head; `seen` as in `read`."""
         assert isinstance(self.action_head, DiffusionHead)
-        noise: Tensor = self.action_head(self.read(batch, noisy.flatten(1), step))
+        noise: Tensor = self.action_head(self.read(batch, noisy.flatten(1), step, seen))
         return noise
 
-    def read(self, batch: PrismaticBatch, noisy: Tensor | None = None, step: Tensor | None = None) -> Tensor:
+    def read(
+        self,
+        batch: PrismaticBatch,
+        noisy: Tensor | None = None,
+        step: Tensor | None = None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
         """The trunk's output where the action is read, [B, T, hidden_size].
 
         Args:
             batch: on this network's device.
             noisy, step: under diffusion, the noisy numbers [B, T] and their denoising steps int64 [B].
+            seen: what `see` made of the same batch, where it is read several times.
         """
         self._check_attention()
         embed = self.language_model.get_input_embeddings()
@@ -92,15 +92,24 @@ class OpenVlaOftNetwork(nn.Module):
             assert self.noisy_action_projector is not None
             numbers = self.noisy_action_projector(noisy.to(words.dtype))
             words = words.masked_scatter(is_placeholder[..., None], numbers)
-        seen = self._seen(batch, words, is_placeholder)
+        before = [self.see(batch) if seen is None else seen]
         if step is not None:
-            seen.append(time_token(step, words.shape[2]).to(words.dtype)[:, None])
-        num_seen = sum(tokens.shape[1] for tokens in seen)
-        sequence = torch.cat([embed(batch.prompts[:, :1]), *seen, words], dim=1)
+            before.append(time_token(step, words.shape[2]).to(words.dtype)[:, None])
+        num_seen = sum(tokens.shape[1] for tokens in before)
+        sequence = torch.cat([embed(batch.prompts[:, :1]), *before, words], dim=1)
         lengths = batch.prompt_lengths + num_seen + self._num_action_tokens + self._num_stop_tokens
         # the last prompt token stands at num_seen + prompt_length - 1, and the first number is read there
         first = batch.prompt_lengths + num_seen - 1
         return read_from(self.hidden_states(sequence, lengths), first, self._num_action_tokens)
+
+    def see(self, batch: PrismaticBatch) -> Tensor:
+        """What pictures and proprioception are to the trunk, [B, V, hidden_size]: the same for every denoising step."""
+        seen: Tensor = self.projector(self._patches(batch))
+        if self.proprio_projector is None:
+            return seen
+        assert batch.proprio is not None
+        proprio = batch.proprio.to(self.proprio_projector.fc1.weight.dtype)
+        return torch.cat([seen, self.proprio_projector(proprio)[:, None].to(seen.dtype)], dim=1)
 
     def hidden_states(self, sequence: Tensor, lengths: Tensor) -> Tensor:
         """The trunk's output for embedded tokens [B, L, D] of which each row's first `lengths` are not padding."""
@@ -109,25 +118,20 @@ class OpenVlaOftNetwork(nn.Module):
         hidden: Tensor = output.last_hidden_state
         return hidden
 
-    def _seen(self, batch: PrismaticBatch, words: Tensor, is_placeholder: Tensor) -> list[Tensor]:
+    def _patches(self, batch: PrismaticBatch) -> Tensor:
         if self.film is None:
-            patches = self.vision_backbone(batch.images)
-        else:
-            condition = self._language(batch, words, is_placeholder).repeat_interleave(batch.images.shape[1], dim=0)
-            patches = self.vision_backbone(batch.images, partial(self._look, condition))
-        seen = [self.projector(patches)]
-        if self.proprio_projector is not None:
-            assert batch.proprio is not None
-            proprio = batch.proprio.to(self.proprio_projector.fc1.weight.dtype)
-            seen.append(self.proprio_projector(proprio)[:, None].to(patches.dtype))
-        return seen
+            return self.vision_backbone(batch.images)  # type: ignore[no-any-return]
+        condition = self._language(batch).repeat_interleave(batch.images.shape[1], dim=0)
+        return self.vision_backbone(batch.images, partial(self._look, condition))  # type: ignore[no-any-return]
 
     def _look(self, condition: Tensor, tower: nn.Module, pixels: Tensor, name: str) -> Tensor:
         return modulated(tower, getattr(self.film, name), pixels, condition)
 
-    def _language(self, batch: PrismaticBatch, words: Tensor, is_placeholder: Tensor) -> Tensor:
+    def _language(self, batch: PrismaticBatch) -> Tensor:
         """[B, hidden_size]: mean embedding of the text around the action, BOS and stop included, padding left out."""
         embed = self.language_model.get_input_embeddings()
+        text, is_placeholder = self._text(batch)
+        words = embed(text)
         place = torch.arange(words.shape[1], device=words.device)
         num_text = batch.prompt_lengths - 1 + self._num_action_tokens + self._num_stop_tokens
         is_language = (place < num_text[:, None]) & ~is_placeholder

@@ -1,7 +1,6 @@
 """What OpenVLA-OFT policies have in common, whether they speak in tokens or in numbers."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,7 +15,10 @@ from vla_rl.models.prismatic.processor import PrismaticBatch
 class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
     """A chunk of T = chunk_size * action_dim tokens or numbers from one bidirectional pass."""
 
-    network_type: ClassVar = OpenVlaOftNetwork
+    @staticmethod
+    def build_network(config: OpenVlaOftConfig) -> OpenVlaOftNetwork:
+        """A network with new weights, from the global random state."""
+        return OpenVlaOftNetwork(config)
 
     def features(self, batch: PrismaticBatch) -> Tensor:
         """The trunk's output, averaged over the places where the action is read, [B, feature_size]."""

@@ -8,29 +8,32 @@ A family adds how it acts and is scored (`sample`, `log_probs`), what its tokens
 checkpoint says of itself (`checkpoint_files`).
 """
 
+import abc
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
 from vla_rl.models.prismatic.lora import merged_tensors, with_weights
+from vla_rl.models.prismatic.network import PrismaticNetwork
 from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
 from vla_rl.models.prismatic.public_config import inner_name, public_name
+from vla_rl.models.prismatic.recompute import recompute_in_backward
 from vla_rl.models.prismatic.saving import read_tokenizer
 from vla_rl.models.prismatic.weights import check_names, write_weights
 from vla_rl.types import Observation
 
 ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)
-NetworkT = TypeVar("NetworkT", bound=nn.Module)
+NetworkT = TypeVar("NetworkT", bound=PrismaticNetwork)
 
 
 class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
@@ -42,9 +45,6 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         tokenizer: makes ids of prompts.
         origin: the folder it was read from, whose other small files are saved with it; None for random weights.
     """
-
-    network_type: ClassVar[type[nn.Module]]
-    """Made of a config alone; what `create`, `adapted` and `merged` build."""
 
     def __init__(
         self, config: ConfigT, network: NetworkT, tokenizer: Tokenizer, origin: PublicFolder | None = None
@@ -60,8 +60,13 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         tokenizer = read_tokenizer(config.tokenizer_file)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            network = cls.network_type(config)
-        return cls(config, network, tokenizer)  # type: ignore[arg-type]  # a family's `network_type` is its `NetworkT`
+            network = cls.build_network(config)
+        return cls(config, network, tokenizer)
+
+    @staticmethod
+    @abc.abstractmethod
+    def build_network(config: ConfigT) -> NetworkT:
+        """A network with new weights, from the global random state."""
 
     def save(self, folder: Path) -> None:
         """Write the public layout to a new folder, all of it or nothing. Raises: CheckpointError."""
@@ -79,6 +84,10 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def merged(self) -> Self:
         """The same policy with its adapters merged into the weights, to be saved for whoever knows no adapters."""
         return self._rebuilt(None, merged_tensors(self._network), seed=0)
+
+    def recompute_activations(self) -> None:
+        """From now on a backward pass computes again what blocks of towers and trunk computed, in place of keeping it."""
+        recompute_in_backward(*self._network.block_stacks())
 
     @property
     def network(self) -> NetworkT:
@@ -119,8 +128,8 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
 
     def _rebuilt(self, lora: LoraConfig | None, tensors: Mapping[str, Tensor], seed: int) -> Self:
         config = msgspec.structs.replace(self.config, lora=lora)
-        network = with_weights(lambda: self.network_type(config), tensors, seed)
-        return type(self)(config, network, self._tokenizer, self._origin)  # type: ignore[arg-type]  # as in `create`
+        network = with_weights(lambda: self.build_network(config), tensors, seed)
+        return type(self)(config, network, self._tokenizer, self._origin)
 
 
 def require_chunks(actions: np.ndarray, chunk_size: int, action_dim: int) -> None:

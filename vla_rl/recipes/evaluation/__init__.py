@@ -1,22 +1,30 @@
-"""Playing given episodes, each once, and what came of them: shared by `eval_libero` and `watch_libero`.
+"""Playing given episodes, each once, and what came of them: shared by `eval_libero`, `watch_libero` and
+runs that are judged by held-out episodes.
 
 planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, videos, recordings ─► tables, results.json
 """
 
+from vla_rl.recipes.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
 from vla_rl.recipes.evaluation.libero import check_starts, libero_env, libero_episode, numbers_in
 from vla_rl.recipes.evaluation.playing import WithinRange, play_each
 from vla_rl.recipes.evaluation.results import EpisodeResult, ResultFile, result_of, result_table, wilson_interval
+from vla_rl.recipes.evaluation.strips import write_strip
 
 __all__ = [
     "EpisodeResult",
+    "HeldOutJudge",
+    "HeldOutResult",
     "ResultFile",
     "WithinRange",
     "check_starts",
+    "held_out_table",
     "libero_env",
     "libero_episode",
     "numbers_in",
     "play_each",
+    "read_held_out",
     "result_of",
     "result_table",
     "wilson_interval",
+    "write_strip",
 ]

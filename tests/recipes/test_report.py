@@ -1,0 +1,89 @@
+"""A run's page: what it compares, what it draws, and that it says what is missing."""
+
+from pathlib import Path
+
+import imageio.v3 as imageio
+import msgspec
+import numpy as np
+import pytest
+
+from vla_rl.observe import RunDirectory
+from vla_rl.recipes.evaluation.held_out import HeldOutResult, results_path
+from vla_rl.recipes.evaluation.results import EpisodeResult
+from vla_rl.recipes.evaluation.strips import strip_path
+from vla_rl.recipes.report import write_report
+from vla_rl.recipes.report.__main__ import main
+from vla_rl.recipes.report.charts import node_seconds
+from vla_rl.recipes.report.page import comparisons
+from vla_rl.types import Config
+
+
+def judged(version: int, task_id: int, init_state_id: int, is_success: bool) -> HeldOutResult:
+    result = EpisodeResult(
+        suite="libero_object",
+        task_id=task_id,
+        task=f"libero_object/{task_id}",
+        instruction="pick up the <cream> cheese",
+        init_state_id=init_state_id,
+        scene_seed=0,
+        is_success=is_success,
+        num_steps=120,
+        attempts=1,
+    )
+    return HeldOutResult(weight_version=version, result=result)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path, "report", Config())
+
+
+def test_before_and_after_are_compared_by_task_and_in_all() -> None:
+    results = [judged(0, 1, 40, False), judged(0, 1, 41, False), judged(0, 2, 40, True), judged(0, 2, 41, True)]
+    results += [judged(9, 1, 40, True), judged(9, 1, 41, False), judged(9, 2, 40, True), judged(9, 2, 41, True)]
+    rows = comparisons(results)
+    assert [(row.name, row.gain) for row in rows] == [
+        ("libero_object/1", "+50 points"),
+        ("libero_object/2", "+0 points"),
+        ("all", "+25 points"),
+    ]
+    assert rows[2].before.startswith("2 of 4: 50 %")
+    assert rows[2].after.startswith("3 of 4: 75 %")
+
+
+def test_weights_that_were_judged_alone_are_compared_with_nothing() -> None:
+    assert comparisons([judged(0, 1, 40, False)]) == []
+
+
+def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: RunDirectory) -> None:
+    lines = [judged(0, 1, 40, False), judged(0, 1, 41, False), judged(3, 1, 40, True), judged(3, 1, 41, False)]
+    results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    (run.path / "strips").mkdir()
+    for line in lines:
+        path = strip_path(run, line.weight_version, line.result.task, line.result.init_state_id)
+        imageio.imwrite(path, np.zeros((8, 8, 3), np.uint8))
+    page = write_report(run).read_text()
+    assert page.count("data:image/jpeg;base64,") == 2
+    assert "pick up the &lt;cream&gt; cheese (libero_object/1, initial state 40)" in page
+
+
+def test_a_run_without_updates_or_held_out_episodes_says_so(run: RunDirectory) -> None:
+    page = write_report(run).read_text()
+    assert "0 updates" in page
+    assert "Not played in this run" in page
+
+
+def test_where_the_time_went_is_added_up_by_node() -> None:
+    rows = [
+        {"update": 1.0, "time/node/rollout_s": 2.0, "time/node/update_s": 1.5},
+        {"update": 2.0, "time/node/update_s": 1.5},
+    ]
+    assert node_seconds(rows) == {"update": 3.0, "rollout": 2.0}
+
+
+def test_a_folder_that_is_no_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
+    assert main() == 2
+    assert "expected the folder of a training run" in capsys.readouterr().err

@@ -1,0 +1,25 @@
+"""`python -m vla_rl.recipes.report RUN`: write the report of a finished or running training run anew."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from vla_rl.observe import RunDirectory
+from vla_rl.observe.run_directory import CONFIG_FILE
+from vla_rl.recipes.report import write_report
+
+
+def main() -> int:
+    """Write it and say where."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, help="the folder of a training run")
+    folder: Path = parser.parse_args().run
+    if not (folder / CONFIG_FILE).is_file():
+        print(f"{folder} has no {CONFIG_FILE}, expected the folder of a training run", file=sys.stderr)
+        return 2
+    print(write_report(RunDirectory(folder)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""The report's charts as SVG text: success by update, what failures earned, where the time went."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+Rows = Sequence[Mapping[str, float]]
+"""One mapping from metric to value for each update, in order."""
+
+HeldOutPoint = tuple[int, float, float, float]
+"""Weight version, success rate, and the ends of its 95 % interval."""
+
+SIZE_INCH = (8.0, 2.8)
+SUCCESS, FAILURE = "#2a7f4f", "#b5532b"
+
+
+def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str:
+    """Success of the training episodes by update, its mean over nine updates, and of held-out episodes with intervals."""
+    figure, axes = _axes("update", "success rate")
+    updates, rates = _series(rows, "rollout/success_rate")
+    axes.plot(updates, rates, color=SUCCESS, alpha=0.35, linewidth=1, label="training episodes")
+    axes.plot(updates, _smooth(rates), color=SUCCESS, linewidth=2, label="mean of 9 updates")
+    if held_out:
+        versions, middle, low, high = np.array(held_out).T
+        errors = np.clip([middle - low, high - middle], 0.0, None)  # an end may lie a rounding beyond the rate
+        axes.errorbar(versions, middle, yerr=errors, fmt="o", color="black", capsize=4, label="held out, greedy, 95 %")
+    axes.set_ylim(0.0, 1.0)
+    return _svg(figure, axes)
+
+
+def failure_reward_chart(rows: Rows) -> str | None:
+    """What failures earned by update; None where the run's reward says nothing of it."""
+    updates, means = _series(rows, "reward/failures_mean")
+    if not len(updates):
+        return None
+    figure, axes = _axes("update", "reward of failures")
+    axes.plot(updates, means, color=FAILURE, linewidth=2, label="mean")
+    axes.plot(*_series(rows, "reward/failures_max"), color=FAILURE, alpha=0.4, linewidth=1, label="highest")
+    axes.set_ylim(bottom=0.0)
+    return _svg(figure, axes)
+
+
+def time_chart(rows: Rows) -> str | None:
+    """Busy seconds of each node by update, one above the other; None before the first update."""
+    shares = node_seconds(rows)
+    if not shares:
+        return None
+    figure, axes = _axes("update", "busy seconds")
+    below = np.zeros(len(rows))
+    for node in shares:
+        seconds = np.array([row.get(f"time/node/{node}_s", 0.0) for row in rows])
+        axes.bar([row["update"] for row in rows], seconds, bottom=below, width=1.0, label=node)
+        below += seconds
+    return _svg(figure, axes)
+
+
+def node_seconds(rows: Rows) -> dict[str, float]:
+    """Busy seconds of each node over all updates, the busiest first; together they may exceed the run, as nodes overlap."""
+    names = {name for row in rows for name in row if name.startswith("time/node/")}
+    totals = {
+        name.removeprefix("time/node/").removesuffix("_s"): sum(row.get(name, 0.0) for row in rows) for name in names
+    }
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
+    found = [(row["update"], row[name]) for row in rows if name in row]
+    return np.array([update for update, _ in found]), np.array([value for _, value in found])
+
+
+def _smooth(values: np.ndarray, window: int = 9) -> np.ndarray:
+    """The mean of up to `window` values around each one."""
+    half = window // 2
+    return np.array([values[max(0, index - half) : index + half + 1].mean() for index in range(len(values))])
+
+
+def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE_INCH, layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _svg(figure: Figure, axes: Axes) -> str:
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()
+    return svg[svg.index("<svg") :]

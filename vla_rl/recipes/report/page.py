@@ -1,0 +1,145 @@
+"""The page itself: what a run's folder holds, put into the template."""
+
+import base64
+import json
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from vla_rl.observe import RunDirectory, read_metrics
+from vla_rl.recipes.evaluation.held_out import HeldOutResult, by_version, read_held_out, results_path
+from vla_rl.recipes.evaluation.results import EpisodeResult, by_task, summary_of
+from vla_rl.recipes.evaluation.strips import strip_path
+from vla_rl.recipes.report.charts import failure_reward_chart, node_seconds, success_chart, time_chart
+
+MAX_STRIPS = 3
+"""Pairs of before and after that are shown."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Held-out episodes of one task, or of all, by the first weights and by the last."""
+
+    name: str
+    before: str
+    after: str
+    gain: str
+
+
+@dataclass(frozen=True)
+class StripPair:
+    """The same start, failed by the first weights and solved by the last."""
+
+    title: str
+    before: str
+    after: str
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write `report.html` into the run's folder: one file that needs no other and no network.
+
+    What the run did not leave (held-out episodes, updates) is said to be missing, not left out in silence.
+    """
+    rows = read_metrics(run.metrics) if run.metrics.exists() else []
+    held_out = read_held_out(results_path(run))
+    versions = _json(run.path / "versions.json")
+    template = jinja2.Environment(
+        loader=jinja2.PackageLoader("vla_rl.recipes.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    ).get_template("page.html.jinja")
+    text = template.render(
+        name=run.path.name,
+        about=_json(run.path / "about.json"),
+        command=_command(versions),
+        versions={name: value for name, value in versions.items() if name not in ("command", "packages")},
+        packages=versions.get("packages", {}),
+        config=run.config.read_text(),
+        num_updates=len(rows),
+        minutes=(rows[-1]["wall_time_s"] - rows[0]["wall_time_s"]) / 60 if len(rows) > 1 else 0.0,
+        charts=[
+            ("Success", success_chart(rows, _points(held_out))),
+            ("What failures earned", failure_reward_chart(rows)),
+            ("Where the time went", time_chart(rows)),
+        ],
+        nodes=node_seconds(rows),
+        comparisons=comparisons(held_out),
+        strips=_strips(run, held_out),
+        graph=_text(run.path / "graph.txt"),
+    )
+    path = run.path / "report.html"
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+    return path
+
+
+def comparisons(held_out: list[HeldOutResult]) -> list[Comparison]:
+    """One row a task and one for all; empty where only one weight version, or none, was judged."""
+    versions = by_version(held_out)
+    if len(versions) < 2:
+        return []
+    first, *_, last = versions.values()
+    rows = [
+        _comparison(task, [each for each in first if each.task == task], [each for each in last if each.task == task])
+        for task in by_task(first)
+    ]
+    return [*rows, _comparison("all", first, last)]
+
+
+def _comparison(name: str, before: list[EpisodeResult], after: list[EpisodeResult]) -> Comparison:
+    if not after:
+        return Comparison(name, _rate(before), "-", "-")
+    gain = 100 * (summary_of(after)["success_rate"] - summary_of(before)["success_rate"])
+    return Comparison(name, _rate(before), _rate(after), f"{gain:+.0f} points")
+
+
+def _rate(results: list[EpisodeResult]) -> str:
+    found = summary_of(results)
+    low, high = found["wilson_95"]
+    return (
+        f"{found['successes']} of {found['episodes']}: {100 * found['success_rate']:.0f} % "
+        f"(95 %: {100 * low:.0f} to {100 * high:.0f})"
+    )
+
+
+def _points(held_out: list[HeldOutResult]) -> list[tuple[int, float, float, float]]:
+    found = {version: summary_of(results) for version, results in by_version(held_out).items()}
+    return [(version, each["success_rate"], *each["wilson_95"]) for version, each in found.items()]
+
+
+def _strips(run: RunDirectory, held_out: list[HeldOutResult]) -> list[StripPair]:
+    versions = by_version(held_out)
+    if len(versions) < 2:
+        return []
+    first, last = min(versions), max(versions)
+    solved = {result.key for result in versions[last] if result.is_success}
+    pairs = []
+    for result in versions[first]:
+        if result.is_success or result.key not in solved:
+            continue
+        images = [strip_path(run, version, result.task, result.init_state_id) for version in (first, last)]
+        if all(image.exists() for image in images):
+            title = f"{result.instruction} ({result.task}, initial state {result.init_state_id})"
+            pairs.append(StripPair(title, *(_data_url(image) for image in images)))
+    return pairs[:MAX_STRIPS]
+
+
+def _data_url(path: Path) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def _command(versions: dict[str, Any]) -> str:
+    script, *arguments = versions.get("command") or [""]
+    module = script.partition("vla_rl/recipes/")[2].removesuffix(".py")
+    return shlex.join(["python", "-m", f"vla_rl.recipes.{module}", *arguments] if module else [script, *arguments])
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
