@@ -20,13 +20,14 @@ from vla_rl.engines import Checkpoint, PolicyModel, latest_checkpoint, load_chec
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, Update
 from vla_rl.observe import LiveView, MetricLog, RunDirectory, Snapshot, print_summary
+from vla_rl.recipes.chaos import chaos
 from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.parts import TrainingParts
 from vla_rl.recipes.pipelines import make_pipeline
 from vla_rl.recipes.stopping import StopSignal
 from vla_rl.recipes.training_config import TrainingConfig
 from vla_rl.rollout import TaskStart, embodied_agent
-from vla_rl.types import Agent
+from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
 """Changes a pipeline before it is built: `lambda p: p.replace_node("reward", my_reward, reads="groups")`."""
@@ -130,7 +131,9 @@ class TrainingRun:
 
     async def _make_updates(self, run: RunDirectory) -> None:
         parts, last = self._parts, self._config.run.updates
-        async with parts.pool, parts.engine:
+        seed = derive_seed(self._config.run.seed, "chaos")
+        broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
+        async with parts.pool, parts.engine, broken:
             if self._judge is not None and parts.scheduler.version == 0:
                 await self._judge(run, parts.pool, parts.engine)
             if parts.scheduler.version < last:

@@ -41,6 +41,10 @@ class RunConfig(Config, frozen=True, kw_only=True):
     stall_warning_s: float = 120.0
     """When nothing moved for this long, the watchdog prints who waits for whom and all task stacks."""
 
+    chaos_every_s: float | None = None
+    """Kill or freeze a simulator at random, every so many seconds on average, to see that a run survives it; none leaves
+    them alone."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy and the learner compute; auto takes the first GPU, or says that there is none."""
 
@@ -57,6 +61,8 @@ class RunConfig(Config, frozen=True, kw_only=True):
         for field in ("updates", "checkpoint_every", "keep_checkpoints", "videos_every", "torch_threads"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.stall_warning_s > 0, "stall_warning_s", "above 0 seconds")
+        has_pause = self.chaos_every_s is None or self.chaos_every_s > 0
+        self.require(has_pause, "chaos_every_s", "above 0 seconds, or none")
 
 
 class FilterConfig(Config, frozen=True, kw_only=True):
