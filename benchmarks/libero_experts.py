@@ -26,13 +26,19 @@ def expert_lengths(task: Task, assets: Assets, init_state_ids: Sequence[int], sc
     scene.physics = "fast"
     try:
         init_states = read_init_states(task.init_states_file)
-        return [_play(scene, init_states[init_state_id], STEP_LIMITS[task.suite]) for init_state_id in init_state_ids]
+        lengths = []
+        for init_state_id in init_state_ids:
+            if init_state_id < len(init_states):
+                scene.begin(init_states[init_state_id])
+            else:
+                scene.begin_drawn(init_state_id)
+            lengths.append(_play(scene, STEP_LIMITS[task.suite]))
+        return lengths
     finally:
         scene.close()
 
 
-def _play(scene: Scene, init_state: np.ndarray, step_limit: int) -> int | None:
-    scene.begin(init_state)
+def _play(scene: Scene, step_limit: int) -> int | None:
     for _ in range(NUM_SETTLE_STEPS):
         scene.advance(np.array(IDLE_ACTION))
     expert = Expert(scene)
@@ -49,6 +55,9 @@ def main() -> None:
     parser.add_argument("--assets", help="folder of LIBERO's assets, or stand-ins")
     parser.add_argument("--tasks", nargs="+", type=int, help="only these tasks of each suite")
     parser.add_argument("--init-states", type=int, help="only the first so many initial states")
+    parser.add_argument(
+        "--drawn", type=int, help="this many drawn starts (numbers from 1000 on) in place of LIBERO's own"
+    )
     arguments = parser.parse_args()
     assets = find_assets(arguments.assets)
     report: dict[str, object] = {"assets": assets.source}
@@ -57,8 +66,11 @@ def main() -> None:
         for task in list_tasks(suite):
             if arguments.tasks is not None and task.task_id not in arguments.tasks:
                 continue
-            played = expert_lengths(task, assets, range(arguments.init_states or task.num_init_states))
-            failed = [index for index, length in enumerate(played) if length is None]
+            starts = range(arguments.init_states or task.num_init_states)
+            if arguments.drawn is not None:
+                starts = range(1000, 1000 + arguments.drawn)
+            played = expert_lengths(task, assets, starts)
+            failed = [start for start, length in zip(starts, played, strict=True) if length is None]
             done = [length for length in played if length is not None]
             mean = f"{np.mean(done):.0f}" if done else "-"
             print(

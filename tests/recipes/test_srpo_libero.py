@@ -92,7 +92,7 @@ def test_groups_of_a_task_start_from_the_training_states_only() -> None:
     ("arguments", "message"),
     [
         (["--task-ids", "10"], "10"),
-        (["--train-init-states", "51"], "train_init_states is 51, expected 1 to 50"),
+        (["--train-init-states", "0"], "train_init_states is 0, expected 1 to 100000 starts"),
         (["--step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
     ],
 )

@@ -4,12 +4,12 @@ A recipe is this with other defaults: `srpo_libero`, `grpo_libero`, `ppo_libero`
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from vla_rl.envs.libero.assets import Assets, find_assets
-from vla_rl.envs.libero.tasks import find_task, step_limit_of
+from vla_rl.envs.libero.tasks import NUM_STARTS, find_task, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, load_policy
 from vla_rl.recipes.command_line import Command, TrainingLaunch
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from vla_rl.recipes.checkpoints import VlaPolicy
 
 
+MOST_TRAINED: Final = 100_000
+"""Starts of a task that a run can be told to train on; beyond it there is only a mistyped number."""
+
+
 class HeldOutConfig(Config, frozen=True, kw_only=True):
     """Greedy episodes before the first update and after the last, from starts that training never sees."""
 
     init_states: str | None = None
-    """Initial states of each task, such as 40-49; none plays no such episodes."""
+    """Starts of each task, such as 40-49 of LIBERO's own or 1000-1019 of drawn ones; none plays no such episodes."""
 
     scene_seeds: str = "0"
     """Seeds of where fixtures stand, such as 1-3; each makes every episode once more."""
@@ -48,7 +52,8 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Tasks of the suite, in LIBERO's own order."""
 
     train_init_states: int = 40
-    """The first so many of LIBERO's fixed initial states are trained on; the rest stay unseen."""
+    """The first so many starts of each task are trained on, the rest stay unseen: LIBERO's fixed initial states and then,
+    where it ships no more, starts that are drawn from the task's regions."""
 
     step_limit: int | None = None
     """Control steps after which an episode is a failure; none for the suite's published limit."""
@@ -90,14 +95,10 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
         self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
         for task_id in self.task_ids:
             try:
-                task = find_task(self.suite, task_id)
+                find_task(self.suite, task_id)
             except ValueError as error:
                 raise ConfigError(str(error)) from error
-            self.require(
-                0 < self.train_init_states <= task.num_init_states,
-                "train_init_states",
-                f"1 to {task.num_init_states}, the initial states of {self.suite}/{task_id}",
-            )
+        self.require(0 < self.train_init_states <= MOST_TRAINED, "train_init_states", f"1 to {MOST_TRAINED} starts")
         self.require(self.step_limit is None or self.step_limit >= 1, "step_limit", "at least 1 control step, or none")
         held_out_episodes(self)
 
@@ -109,7 +110,7 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
         return []
     for task_id in config.task_ids:
         task = find_task(config.suite, task_id)
-        states = numbers_in(wanted.init_states, task.num_init_states, "held_out.init_states")
+        states = numbers_in(wanted.init_states, task.num_init_states, "held_out.init_states", limit=NUM_STARTS)
         if min(states) < config.train_init_states:
             raise ConfigError(
                 f"held_out.init_states are {wanted.init_states!r}, but the first {config.train_init_states} are trained on; "
@@ -202,7 +203,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
 def _split_of(config: LiberoConfig) -> str:
     wanted, trained = (
         config.held_out,
-        f"training starts from initial states 0-{config.train_init_states - 1} of each task",
+        f"training starts from numbers 0-{config.train_init_states - 1} of each task",
     )
     if wanted.init_states is None:
         return f"{trained}; no held-out episodes are played (--held-out.init-states 40-49 plays some)"

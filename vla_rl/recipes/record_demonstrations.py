@@ -19,6 +19,7 @@ from rich.progress import Progress
 from vla_rl.envs.libero import LiberoEnv, find_task
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.demonstrations import record_demonstration
+from vla_rl.envs.libero.tasks import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.command_line import Command, Launch, parse_command
 from vla_rl.types import Config, derive_seed
@@ -80,11 +81,11 @@ class RecordConfig(Config, frozen=True, kw_only=True):
         self.require(self.num >= 1, "num", ">= 1 episode")
         self.require(0.0 <= self.noise <= 1.0, "noise", "0 to 1 (a full command)")
         for task_id in self.task_ids:
-            most = find_task(self.suite, task_id).num_init_states
-            self.require(1 <= self.num_init_states <= most, "num_init_states", f"1 to {most}")
-            chosen = self.init_state_ids
-            is_known = chosen is None or (len(chosen) > 0 and min(chosen) >= 0 and max(chosen) < most)
-            self.require(is_known, "init_state_ids", f"numbers from 0 to {most - 1}, at least one, or none")
+            find_task(self.suite, task_id)
+        self.require(1 <= self.num_init_states < NUM_STARTS, "num_init_states", f"1 to {NUM_STARTS - 1}")
+        chosen = self.init_state_ids
+        is_known = chosen is None or (len(chosen) > 0 and min(chosen) >= 0 and max(chosen) < NUM_STARTS)
+        self.require(is_known, "init_state_ids", f"numbers from 0 to {NUM_STARTS - 1}, at least one, or none")
 
 
 def folder_of(config: RecordConfig, task_id: int) -> Path:

@@ -185,7 +185,7 @@ def test_a_bad_action_is_refused(object_env: LiberoEnv, action: Any, error: type
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"init_state_id": 50}, "init_state_id is 50, expected 0 to 49"),
+        ({"init_state_id": -1}, "init_state_id is -1, expected 0 to 49"),
         ({"init_state_id": "3"}, "init_state_id is '3', expected 0 to 49"),
         ({"init_state": 3}, r"reset options \['init_state'\] are unknown"),
     ],

@@ -10,7 +10,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from vla_rl.errors import EnvError
 
 _PLACEMENT_ATTEMPTS = 50
 
+T = TypeVar("T")
+
 
 def build_robosuite_env(task: Task, assets: Path, scene_seed: int) -> Any:
     """robosuite's environment right after its seeded reset, its sensors taken out.
@@ -28,10 +30,10 @@ def build_robosuite_env(task: Task, assets: Path, scene_seed: int) -> Any:
     Raises: `FileNotFoundError` naming an asset that is missing; `EnvError` if the objects find no place.
     """
     load_simulator().libero._assets_path_cache = str(assets)
-    with _seeded(scene_seed), warnings.catch_warnings():
+    with seeded(scene_seed), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            return _retry_placement(lambda: _loaded_and_placed(task))
+            return retry_placement(lambda: _loaded_and_placed(task))
         except FileNotFoundError as error:
             raise missing_asset(assets, f"{task.key} needs {error.filename}") from error
         except ValueError as error:
@@ -95,7 +97,7 @@ def _only_loading(base: Any) -> Any:
     return type(base)(base.__name__, (base,), members)
 
 
-def _retry_placement(attempt: Callable[[], Any]) -> Any:
+def retry_placement(attempt: Callable[[], T]) -> T:
     """Try again where the random placement of objects found no room; any other error surfaces at once."""
     for _ in range(_PLACEMENT_ATTEMPTS):
         with contextlib.suppress(load_simulator().randomization_error):
@@ -104,7 +106,7 @@ def _retry_placement(attempt: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """LIBERO draws from NumPy's global generator: seed it, and give it back as it was."""
     before = np.random.get_state()
     np.random.seed(seed)

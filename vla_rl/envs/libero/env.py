@@ -16,7 +16,7 @@ from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene
 from vla_rl.envs.libero.look import Quality
 from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.stepping import Physics
-from vla_rl.envs.libero.tasks import Task, find_task, step_limit_of
+from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, step_limit_of
 from vla_rl.types import Info, Observation
 
 CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
@@ -47,7 +47,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         physics, quality, assets.
 
     The start is fixed by (task, init_state_id, scene_seed) and nothing else. `reset(options={"init_state_id": k})` takes
-    the k-th of LIBERO's fixed initial states; without it the seed picks one.
+    the k-th of LIBERO's fixed initial states, without it the seed picks one; a k beyond the last of them is a start of our
+    own, drawn from the task's regions with the seed k, fixtures included (`drawn_starts`).
 
     Args:
         suite, task_id: which task, in LIBERO's own order.
@@ -154,7 +155,10 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         super().reset(seed=seed)
         self._init_state_id = self._choose_init_state(options or {})
         self._num_steps, self._is_success, self._is_over = 0, False, False
-        scene.begin(self._init_states[self._init_state_id])
+        if self._init_state_id < len(self._init_states):
+            scene.begin(self._init_states[self._init_state_id])
+        else:
+            scene.begin_drawn(self._init_state_id)
         for _ in range(self._num_settle_steps):
             scene.advance(np.array(IDLE_ACTION))
         self._draw()
@@ -232,8 +236,11 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         chosen = options.get("init_state_id")
         if chosen is None:
             return int(self.np_random.integers(len(self._init_states)))
-        if not isinstance(chosen, int | np.integer) or not 0 <= chosen < len(self._init_states):
-            raise ValueError(f"init_state_id is {chosen!r}, expected 0 to {len(self._init_states) - 1}.")
+        if not isinstance(chosen, int | np.integer) or not 0 <= chosen < NUM_STARTS:
+            last = len(self._init_states) - 1
+            raise ValueError(
+                f"init_state_id is {chosen!r}, expected 0 to {last}, or up to {NUM_STARTS - 1} for a start that is drawn."
+            )
         return int(chosen)
 
     def _draw(self) -> None:

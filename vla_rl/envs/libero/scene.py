@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.envs.libero.building import build_robosuite_env
+from vla_rl.envs.libero.drawn_starts import place_anew
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.stepping import Physics, Stepper
 from vla_rl.envs.libero.tasks import Task
@@ -94,9 +95,13 @@ class Scene:
         data.time = init_state[0]
         data.qpos[:] = init_state[1 : 1 + model.nq]
         data.qvel[:] = init_state[1 + model.nq :]
-        self._mujoco.mj_forward(model, data)
-        self._is_goal_reached()
-        self._stepper.read_now()
+        self._look_around()
+
+    def begin_drawn(self, seed: int) -> None:
+        """Put everything to a start of an episode that is drawn from `seed`, fixtures included: `drawn_starts`."""
+        self._restore(self._pristine)
+        place_anew(self._env, seed)
+        self._look_around()
 
     def advance(self, action: np.ndarray) -> bool:
         """Run one control step of 50 ms with float64 [7]; True where the goal holds after it."""
@@ -137,6 +142,12 @@ class Scene:
         physics = np.asarray(state["physics"], np.float64)
         self._mujoco.mj_setState(model, self.data, physics, self._mujoco.mjtState.mjSTATE_INTEGRATION)
         self._stepper.set_state(state["stepper"])
+
+    def _look_around(self) -> None:
+        """Compute what follows from the state, light or put out burners, and read the sensors."""
+        self._mujoco.mj_forward(self.model, self.data)
+        self._is_goal_reached()
+        self._stepper.read_now()
 
     def _is_goal_reached(self) -> bool:
         """Evaluate the goal, and light or put out burners, as robosuite does after each control step."""

@@ -30,6 +30,9 @@ STEP_LIMITS = {
 LONGEST_STEP_LIMIT = max(STEP_LIMITS.values())
 """For suites that nobody has published a limit for."""
 
+NUM_STARTS = 1 << 31
+"""Starts of a task, by number: first LIBERO's fixed initial states, then those that are drawn (`drawn_starts`)."""
+
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
 
 

@@ -4,20 +4,21 @@ import re
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from vla_rl.envs.libero.tasks import find_task
+from vla_rl.envs.libero.tasks import NUM_STARTS, find_task
 from vla_rl.errors import ConfigError
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 Suite: TypeAlias = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 
 
-def numbers_in(text: str, most: int, what: str) -> tuple[int, ...]:
+def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> tuple[int, ...]:
     """The numbers that `text` names, in order and each once: "all", or a list of numbers and ranges such as "0-3,7".
 
     Args:
         text: as it was given.
-        most: numbers go from 0 to `most` - 1.
+        most: "all" are the numbers from 0 to `most` - 1.
         what: whose numbers they are, for the error.
+        limit: numbers have to be below this; where it is left out, below `most`.
 
     Raises: ConfigError.
     """
@@ -26,25 +27,26 @@ def numbers_in(text: str, most: int, what: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         raise ConfigError(f"{what} are {text!r}, expected 'all', or numbers and ranges such as '0-3,7'")
     chosen: dict[int, None] = {}
+    highest = (most if limit is None else limit) - 1
     for part in text.split(","):
         first, _, last = part.partition("-")
         if int(last or first) < int(first):
             raise ConfigError(f"{what} are {text!r}, expected ranges that rise, not {part!r}")
+        if int(last or first) > highest:
+            raise ConfigError(f"{what} are {text!r}, expected numbers from 0 to {highest}")
         chosen |= dict.fromkeys(range(int(first), int(last or first) + 1))
-    if max(chosen) >= most:
-        raise ConfigError(f"{what} are {text!r}, expected numbers from 0 to {most - 1}")
     return tuple(chosen)
 
 
 def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]) -> None:
-    """Raises: ConfigError where a task or one of its initial states does not exist."""
+    """Raises: ConfigError where a task does not exist, or the number of a start is none."""
     for task_id in task_ids:
         try:
-            most = find_task(suite, task_id).num_init_states
+            find_task(suite, task_id)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        if not init_states or min(init_states) < 0 or max(init_states) >= most:
-            raise ConfigError(f"init_states is {tuple(init_states)}, expected numbers from 0 to {most - 1}")
+    if not init_states or min(init_states) < 0 or max(init_states) >= NUM_STARTS:
+        raise ConfigError(f"init_states is {tuple(init_states)}, expected numbers from 0 to {NUM_STARTS - 1}")
 
 
 def libero_env(

@@ -6,14 +6,14 @@ from typing import Protocol
 from rich.console import Console
 from rich.table import Table
 
-from vla_rl.envs.libero.tasks import list_tasks, step_limit_of
+from vla_rl.envs.libero.tasks import NUM_STARTS, list_tasks, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.observe import MemoryItem, available_bytes, memory_table
 from vla_rl.recipes.evaluation.libero import Suite, libero_env, libero_episode, numbers_in
 from vla_rl.types import EpisodeSpec, Sampling
 
 MIB = 2**20
-SIMULATOR_MIB = 1100
+SIMULATOR_MIB, SERVER_MIB = 140, 400
 
 
 class Starts(Protocol):
@@ -63,7 +63,8 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
                     quality=starts.quality,
                     scene_seed=scene_seed,
                 )
-                for state in numbers_in(starts.init_states, task.num_init_states, f"init_states of {task.key}"):
+                what = f"init_states of {task.key}"
+                for state in numbers_in(starts.init_states, task.num_init_states, what, limit=NUM_STARTS):
                     episodes.append(
                         libero_episode(env, len(episodes), task.key, state, sampling=sampling, seed=starts.seed)
                     )
@@ -104,7 +105,8 @@ def print_plan(
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights of the policy, on its device", weights),
-        MemoryItem("simulator processes", SIMULATOR_MIB * MIB, num_envs),
+        MemoryItem("the server that simulators are forked from", SERVER_MIB * MIB),
+        MemoryItem("simulator processes, each for itself", SIMULATOR_MIB * MIB, num_envs),
         MemoryItem("pictures of the episodes being played, at most", longest * pictures, num_envs),
     ]
     console.print(memory_table("Memory estimate", items, available_bytes()))
