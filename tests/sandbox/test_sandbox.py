@@ -1,0 +1,227 @@
+"""Whatever a sandboxed function or program does, the call comes back and says so."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+
+import psutil
+import pytest
+
+from vla_rl.errors import ConfigError
+from vla_rl.sandbox import ProcessLimits, Sandbox, SandboxConfig, function_path
+from vla_rl.sandbox.descendants import descendants_of
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    async with asyncio.timeout(110), Sandbox() as sandbox:
+        yield sandbox
+
+
+def children_of_keeper(sandbox: Sandbox) -> list[int]:
+    assert sandbox.keeper_pid is not None
+    return descendants_of(sandbox.keeper_pid)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Other processes tell nobody when they begin or end."""
+    while not is_so():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_a_function_is_called_with_values_and_gives_one_back(sandbox: Sandbox) -> None:
+    result = await sandbox.call("misbehaving:add", {"left": 2, "right": 3})
+    assert (result.value, result.fault) == (5, None)
+
+
+async def test_what_a_function_raises_is_told_in_words(sandbox: Sandbox) -> None:
+    result = await sandbox.call("misbehaving:raises")
+    assert (result.fault, result.text) == ("raised", "ValueError: seven is no colour")
+    left = await sandbox.call("misbehaving:asks_to_exit")
+    assert (left.fault, left.text) == ("raised", "SystemExit: enough")
+
+
+async def test_a_module_or_function_that_is_not_there_is_told(sandbox: Sandbox) -> None:
+    assert (await sandbox.call("no_such_module:f")).text == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert "AttributeError" in (await sandbox.call("misbehaving:no_such_function")).text
+
+
+async def test_a_hung_function_is_killed_at_its_deadline_and_others_go_on(sandbox: Sandbox) -> None:
+    hung = asyncio.create_task(sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=5.0)))
+    assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 1})).value == 2
+    assert not hung.done()
+    result = await hung
+    assert (result.fault, result.text) == ("timed_out", "it took longer than 5 s and was stopped")
+    assert children_of_keeper(sandbox) == []
+
+
+async def test_a_gigabyte_of_output_is_cut_off_and_its_beginning_kept(sandbox: Sandbox) -> None:
+    result = await sandbox.call("misbehaving:prints_a_gigabyte", {}, ProcessLimits(output_kb=8))
+    assert result.fault == "printed_too_much"
+    assert result.stdout == "x" * 8192
+    assert result.text == "it printed more than 8 KiB and was stopped"
+
+
+async def test_an_answer_that_is_too_large_is_a_fault_too(sandbox: Sandbox) -> None:
+    result = await sandbox.call("misbehaving:returns_a_lot")
+    assert (result.fault, result.text) == ("printed_too_much", "it returned more than 1024 KiB and was stopped")
+
+
+async def test_output_that_is_no_text_is_replaced(sandbox: Sandbox) -> None:
+    result = await sandbox.call("misbehaving:prints_bytes_that_are_no_text")
+    assert (result.value, result.stdout) == ("done", "�� fine")
+
+
+async def test_an_answer_that_no_message_can_have_is_an_error(sandbox: Sandbox) -> None:
+    result = await sandbox.call("misbehaving:returns_something_strange")
+    assert result.fault == "raised"
+    assert "object" in result.text
+
+
+async def test_a_function_that_forks_without_end_is_stopped_early(sandbox: Sandbox) -> None:
+    result = await sandbox.call("misbehaving:forks_without_end", {}, ProcessLimits(timeout_s=3.0, max_processes=8))
+    assert result.fault in ("raised", "too_many_processes")
+    assert len(children_of_keeper(sandbox)) == 0
+
+
+async def test_what_a_call_left_behind_is_killed_with_it(sandbox: Sandbox) -> None:
+    result = await sandbox.call("misbehaving:leaves_a_process_behind", {"seconds": 7654.25})
+    assert result.fault is None
+    assert children_of_keeper(sandbox) == []
+    assert not [process for process in psutil.process_iter(["cmdline"]) if "7654.25" in (process.info["cmdline"] or [])]
+
+
+async def test_memory_files_and_exit_codes_have_limits_or_names(sandbox: Sandbox) -> None:
+    assert (await sandbox.call("misbehaving:eats_memory", {}, ProcessLimits(memory_mb=512))).text == "MemoryError: "
+    too_large = await sandbox.call("misbehaving:fills_a_file", {"megabytes": 4}, ProcessLimits(file_mb=2))
+    assert "File too large" in too_large.text
+    assert (await sandbox.call("misbehaving:fills_a_file", {"megabytes": 4})).value == "written"
+    assert (await sandbox.call("misbehaving:exits", {"code": 7})).text == "its process ended with exit code 7"
+
+
+async def test_a_function_works_in_a_folder_of_its_own_that_is_gone_afterwards(sandbox: Sandbox) -> None:
+    first, files = (await sandbox.call("misbehaving:folder")).value
+    second, _ = (await sandbox.call("misbehaving:folder")).value
+    assert first != second
+    assert files == ["stdin"]
+    assert not os.path.exists(first)  # noqa: ASYNC240
+
+
+async def test_secrets_of_our_environment_stay_here(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    seen = (await sandbox.call("misbehaving:environment")).value
+    assert "HF_TOKEN" not in seen
+    assert "PATH" in seen
+
+
+async def test_what_is_asked_for_is_in_the_environment() -> None:
+    async with Sandbox(SandboxConfig(environment={"SEARCH_KEY": "42"})) as sandbox:
+        assert (await sandbox.call("misbehaving:environment")).value["SEARCH_KEY"] == "42"
+
+
+async def test_no_other_process_can_be_killed_from_inside(sandbox: Sandbox) -> None:
+    program = "import os\ntry:\n    os.kill(-1, 9)\nexcept ProcessLookupError:\n    print('nobody is there')"
+    assert (await sandbox.run_program(program)).stdout == "nobody is there\n"
+
+
+async def test_a_program_reads_its_input_and_says_how_it_ended(sandbox: Sandbox) -> None:
+    assert (await sandbox.run_program("print(int(input()) * 2)", "21\n")).stdout == "42\n"
+    failed = await sandbox.run_program("raise KeyError('x')")
+    assert (failed.fault, failed.text) == ("died", "its process ended with exit code 1: KeyError: 'x'")
+
+
+async def test_a_program_has_no_network(sandbox: Sandbox) -> None:
+    program = "import socket\nprint(socket.create_connection(('127.0.0.1', 9), timeout=1))"
+    result = await sandbox.run_program(program)
+    if not result.is_offline:
+        pytest.skip("this kernel gives no namespaces to us")
+    assert "Network is unreachable" in result.text or "Connection refused" in result.text
+    listed = await sandbox.run_program("import socket\nprint([name for _, name in socket.if_nameindex()])")
+    assert listed.stdout == "['lo']\n"
+
+
+async def test_cpu_time_is_limited_as_well(sandbox: Sandbox) -> None:
+    result = await sandbox.run_program("while True: pass", "", ProcessLimits(timeout_s=100.0, cpu_s=1))
+    assert (result.fault, result.text) == ("timed_out", "it took longer than 1 s of CPU time and was stopped")
+
+
+async def test_a_cancelled_call_ends_its_process(sandbox: Sandbox) -> None:
+    task = asyncio.create_task(sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, ProcessLimits(timeout_s=1000.0)))
+    await until(lambda: sandbox.keeper_pid is not None and bool(children_of_keeper(sandbox)))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: not children_of_keeper(sandbox))
+
+
+async def test_calls_beyond_the_limit_wait_and_their_deadline_has_not_begun() -> None:
+    async with Sandbox(SandboxConfig(max_calls=1)) as sandbox:
+        limits = ProcessLimits(timeout_s=4.0)
+        calls = [sandbox.call("misbehaving:sleeps", {"seconds": 1.1}, limits) for _ in range(4)]
+        assert [result.value for result in await asyncio.gather(*calls)] == ["awake"] * 4
+
+
+async def test_faults_cost_no_place() -> None:
+    async with Sandbox(SandboxConfig(max_calls=2)) as sandbox:
+        for _ in range(10):
+            await asyncio.gather(*(sandbox.call("misbehaving:exits", {"code": 1}) for _ in range(2)))
+        assert sandbox.counts == {"died": 20}
+        both = asyncio.gather(*(sandbox.call("misbehaving:sleeps", {"seconds": 0.1}) for _ in range(2)))
+        assert [result.value for result in await both] == ["awake", "awake"]
+
+
+async def test_a_keeper_that_dies_is_replaced_and_its_calls_are_told(sandbox: Sandbox) -> None:
+    hung = asyncio.create_task(sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}))
+    await until(lambda: sandbox.keeper_pid is not None and bool(children_of_keeper(sandbox)))
+    assert sandbox.keeper_pid is not None
+    os.kill(sandbox.keeper_pid, signal.SIGKILL)
+    assert (await hung).text == "the process that keeps it died"
+    assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
+
+
+async def test_nothing_is_left_after_a_sandbox_is_closed() -> None:
+    async with Sandbox() as sandbox:
+        task = asyncio.create_task(
+            sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, ProcessLimits(timeout_s=1000))
+        )
+        await until(lambda: sandbox.keeper_pid is not None and bool(children_of_keeper(sandbox)))
+        keeper, children = sandbox.keeper_pid, children_of_keeper(sandbox)
+        assert keeper is not None
+    assert (await task).fault == "died"
+    assert not [pid for pid in (keeper, *children) if psutil.pid_exists(pid)]
+    with pytest.raises(RuntimeError, match="not open"):
+        await sandbox.call("misbehaving:raises")
+
+
+def test_nothing_is_left_after_our_own_process_is_killed() -> None:
+    program = (
+        "import asyncio\nfrom vla_rl.sandbox import *\nasync def main():\n    async with Sandbox() as sandbox:\n"
+        "        task = asyncio.create_task(sandbox.run_program('import time; time.sleep(4321.5)', '', "
+        "ProcessLimits(timeout_s=1000)))\n"
+        "        while sandbox.keeper_pid is None: await asyncio.sleep(0.01)\n"
+        "        print(sandbox.keeper_pid, flush=True)\n        await task\nasyncio.run(main())"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        keeper = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    psutil.wait_procs([keeper], timeout=20)
+    assert not keeper.is_running()
+
+
+def test_a_function_that_no_other_process_can_find_is_refused() -> None:
+    with pytest.raises(TypeError, match="put the function at the top of a module, or make it `async def`"):
+        function_path(lambda: None)
+    assert function_path(subprocess.run) == "subprocess:run"
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"ProcessLimits.timeout_s is 0, expected > 0 seconds"):
+        ProcessLimits(timeout_s=0)
+    with pytest.raises(ConfigError, match=r"ProcessLimits.max_processes is 0"):
+        ProcessLimits(max_processes=0)
+    with pytest.raises(ConfigError, match=r"SandboxConfig.max_calls is 0"):
+        SandboxConfig(max_calls=0)

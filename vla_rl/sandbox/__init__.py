@@ -1,0 +1,14 @@
+"""Killable child processes for single calls: what a tool, a scorer or a model's code does stays there. No torch.
+
+    Sandbox          `await call("module:function", {...}, limits)`, `await run_program(source, stdin, limits)`
+    ProcessLimits    time, CPU, memory, files, output, processes, isolation
+    CallResult       what was returned and printed, or which limit was passed
+
+One keeper process forks for every call, watches it, and kills it with everything that it started.
+"""
+
+from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox.protocol import Fault
+from vla_rl.sandbox.sandbox import CallResult, Sandbox, SandboxConfig, function_path
+
+__all__ = ["CallResult", "Fault", "ProcessLimits", "Sandbox", "SandboxConfig", "function_path"]

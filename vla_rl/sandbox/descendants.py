@@ -1,0 +1,73 @@
+"""Finding and killing all that a process started, wherever it hid.
+
+A process and the one above it are marked as subreapers: what is orphaned below becomes a child of one of them, a new session
+or two forks notwithstanding, so that everything stays reachable from `/proc/<pid>/task/*/children`.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_MOST_ROUNDS: Final = 1000
+
+
+def become_subreaper() -> None:
+    """Have orphans below this process handed to it. Raises: OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of a process, zombies included; none where it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
+
+
+def descendants_of(pid: int, most: int = 1 << 20) -> list[int]:
+    """Everything below a process, those nearest to it first; no more than `most`."""
+    found: list[int] = []
+    ahead = [pid]
+    while ahead and len(found) < most:
+        below = children_of(ahead.pop(0))
+        found += below
+        ahead += below
+    return found[:most]
+
+
+def kill_all_below(pid: int) -> None:
+    """Kill everything below a live process. Each round stops before it kills, so that what forks cannot outrun it."""
+    for _ in range(_MOST_ROUNDS):
+        living = [child for child in descendants_of(pid) if _is_alive(child)]
+        if not living:
+            return
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for child in living:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, number)
+
+
+def num_processes_of(uid: int) -> int:
+    """Processes of a user on this machine, and their threads."""
+    num = 0
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                num += len(os.listdir(entry / "task"))
+    return num
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] not in ("Z", "X")

@@ -1,0 +1,33 @@
+"""How long, how much and how many: the limits of one call in a process of its own."""
+
+from vla_rl.types import Config
+
+
+class ProcessLimits(Config, frozen=True, kw_only=True):
+    """Whatever passes one of these is killed, with every process that it started."""
+
+    timeout_s: float = 10.0
+    """Wall-clock time, from its start."""
+
+    cpu_s: int = 10
+    """CPU time of each process."""
+
+    memory_mb: int = 2048
+    """Address space of each process, in MiB, on top of what the function's process has when it is forked."""
+
+    file_mb: int = 64
+    """Size of each file that it writes, in MiB."""
+
+    output_kb: int = 1024
+    """What it may print, and what it may return, in KiB each. What it printed up to there is kept."""
+
+    max_processes: int = 16
+    """Processes that it may have at a time, itself included."""
+
+    network: bool = True
+    """False cuts it off from the network, where the kernel lets us; `CallResult.is_offline` says whether it did."""
+
+    def __post_init__(self) -> None:
+        self.require(self.timeout_s > 0, "timeout_s", "> 0 seconds")
+        for field in ("cpu_s", "memory_mb", "file_mb", "output_kb", "max_processes"):
+            self.require(getattr(self, field) >= 1, field, ">= 1")

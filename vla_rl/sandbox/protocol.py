@@ -1,0 +1,103 @@
+"""What a sandbox and its keeper say to each other: msgpack in frames, over one socket."""
+
+import struct
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from vla_rl.sandbox.limits import ProcessLimits
+
+Fault: TypeAlias = Literal["raised", "timed_out", "died", "printed_too_much", "too_many_processes"]
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+class FunctionCall(msgspec.Struct, frozen=True, tag=True):
+    """Call `module:function`."""
+
+    id: int
+    path: str
+    arguments: dict[str, Any]
+    limits: ProcessLimits
+
+
+class ProgramCall(msgspec.Struct, frozen=True, tag=True):
+    """Run Python source in a fresh interpreter, with this on its standard input."""
+
+    id: int
+    source: str
+    stdin: str
+    limits: ProcessLimits
+
+
+class Import(msgspec.Struct, frozen=True, tag=True):
+    """Import a module before the next fork, so that calls find it there."""
+
+    module: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Kill a call whose answer nobody waits for any more."""
+
+    id: int
+
+
+Request: TypeAlias = FunctionCall | ProgramCall | Import | Cancel
+
+
+class Imported(msgspec.Struct, frozen=True, tag=True):
+    """An import is over, and the keeper lives."""
+
+    module: str
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How a call ended."""
+
+    id: int
+    fault: Fault | None
+    words: str
+    """What went wrong."""
+
+    returned: bytes = b""
+    """What the function wrote: an encoded `Returned`; empty where it never came to that."""
+
+    stdout: bytes
+    stderr: bytes
+    is_offline: bool
+
+
+Answer: TypeAlias = Imported | Ended
+
+
+class Returned(msgspec.Struct, frozen=True, array_like=True):
+    """What a function gave, or raised."""
+
+    value: Any = None
+    error: str | None = None
+
+
+def frame(message: Any) -> bytes:
+    """A message with its length before it."""
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unframer:
+    """Takes messages out of a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The messages that are whole now."""
+        self._held += data
+        whole = []
+        while len(self._held) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._held)
+            end = _LENGTH.size + length
+            if len(self._held) < end:
+                break
+            whole.append(bytes(self._held[_LENGTH.size : end]))
+            del self._held[:end]
+        return whole

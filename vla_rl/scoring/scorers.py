@@ -1,0 +1,120 @@
+"""The scorers by name."""
+
+import difflib
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from vla_rl.errors import ConfigError, DataError, EnvError
+from vla_rl.sandbox import Fault, ProcessLimits, Sandbox
+from vla_rl.scoring.answers import final_answer, last_program, plain, same_output
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """How good a reply is."""
+
+    value: float
+    """1 is right, 0 is wrong; a scorer of one's own may give anything."""
+
+    fault: Fault | None = None
+    """Why the scorer came to no result; the value is 0 then."""
+
+    words: str = ""
+    """What went wrong, or which test failed."""
+
+
+Scorer: TypeAlias = Callable[[Sandbox, str, dict[str, Any]], Awaitable[Score]]
+"""`await scorer(sandbox, reply, row)`: `row` is the data set's."""
+
+_MATH_LIMITS: Final = ProcessLimits(timeout_s=10.0, cpu_s=10)
+_CODE_LIMITS: Final = ProcessLimits(timeout_s=10.0, cpu_s=10, network=False)
+_OWN_LIMITS: Final = ProcessLimits(timeout_s=30.0, cpu_s=30)
+
+
+class CodeTest(msgspec.Struct, frozen=True):
+    """One test of a program: what it reads, and what it has to print."""
+
+    stdin: str
+    stdout: str
+
+
+def make_scorer(name: str, *, answer_field: str = "answer") -> Scorer:
+    """A scorer by its name, or by `module:function`. Raises: ConfigError with the nearest match."""
+    if ":" in name:
+        return _own_scorer(name)
+    makers = {"exact": _exact, "match": _match, "math": _math, "code": _code}
+    if name not in makers:
+        near = difflib.get_close_matches(name, makers, n=1, cutoff=0.4)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"scorer {name!r} is unknown;{hint} known are: {', '.join(makers)}, and any `module:function`."
+        )
+    return makers[name](answer_field)
+
+
+SCORER_NAMES: Final = ("exact", "match", "math", "code")
+
+
+def _exact(answer_field: str) -> Scorer:
+    async def exact(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
+        return Score(value=float(final_answer(reply) == str(row[answer_field]).strip()))
+
+    return exact
+
+
+def _match(answer_field: str) -> Scorer:
+    async def match(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
+        answers = row[answer_field] if isinstance(row[answer_field], list) else [row[answer_field]]
+        return Score(value=float(plain(final_answer(reply)) in {plain(str(answer)) for answer in answers}))
+
+    return match
+
+
+def _math(answer_field: str) -> Scorer:
+    async def math(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
+        arguments = {"reply": reply, "answer": str(row[answer_field])}
+        result = await sandbox.call("vla_rl.scoring.math_answers:is_same_math", arguments, _MATH_LIMITS)
+        if result.fault == "raised" and result.text.startswith("ModuleNotFoundError"):
+            raise ConfigError("the scorer 'math' needs math-verify; run `pip install math-verify`")
+        if result.fault == "raised" and result.text.startswith("ValueError: the data set's answer"):
+            raise DataError(result.text.removeprefix("ValueError: "))
+        return Score(value=float(result.value is True), fault=result.fault, words=result.text)
+
+    return math
+
+
+def _code(answer_field: str) -> Scorer:
+    async def code(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
+        """The share of the tests that pass; the first that does not is named, and ends it where the program hangs."""
+        try:
+            tests = msgspec.convert(row[answer_field], list[CodeTest])
+        except msgspec.ValidationError as error:
+            raise DataError(f"{answer_field!r} of a row is no list of tests {{stdin, stdout}}: {error}") from error
+        program, num_passed, fault, words = last_program(reply), 0, None, ""
+        for number, test in enumerate(tests):
+            result = await sandbox.run_program(program, test.stdin, _CODE_LIMITS)
+            if result.fault is None and same_output(result.stdout, test.stdout):
+                num_passed += 1
+                continue
+            told = (
+                result.text if result.fault else f"it printed {result.stdout[:200]!r}, expected {test.stdout[:200]!r}"
+            )
+            fault, words = fault or result.fault, words or f"test {number}: {told}"
+            if result.fault not in (None, "died"):
+                break
+        return Score(value=num_passed / max(1, len(tests)), fault=fault, words=words)
+
+    return code
+
+
+def _own_scorer(path: str) -> Scorer:
+    async def own(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
+        result = await sandbox.call(path, {"reply": reply, "row": row}, _OWN_LIMITS)
+        if result.fault == "raised":
+            raise EnvError(f"scorer {path!r} raised {result.text}; it is called as `(reply: str, row: dict) -> float`")
+        if result.fault is None and not isinstance(result.value, (int, float)):
+            raise EnvError(f"scorer {path!r} returned {result.value!r}, expected a number")
+        return Score(value=float(result.value or 0.0), fault=result.fault, words=result.text)
+
+    return own
