@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -51,8 +51,8 @@ class EnvPool(Protocol):
         """How many episodes can play at the same time."""
         ...
 
-    def lease(self, episode: EpisodeSpec) -> AbstractAsyncContextManager[Env]:
-        """An environment for this episode; leaving the context frees it, whatever state it is in.
+    def lease(self, episode: EpisodeSpec) -> AbstractAsyncContextManager[Any]:
+        """An environment (`Env`, or `TextEnv`) for this episode; leaving the context frees it, whatever state it is in.
 
         Raises `ActorDied` out of the env's methods where its process dies or freezes; `EnvError` where it breaks its
         contract.
@@ -60,5 +60,6 @@ class EnvPool(Protocol):
         ...
 
 
-Agent: TypeAlias = Callable[[Env, Policy], Awaitable[Trajectory]]
-"""`async def agent(env, policy) -> Trajectory`: robots, chat, tools, several policies in one episode."""
+Agent: TypeAlias = Callable[[Any, Any], Awaitable[Trajectory]]
+"""Of an `Env` and a `Policy`, or of a `TextEnv` and a `LanguagePolicy`, or one by agent name where several share an episode:
+`async def agent(env, policy) -> Trajectory`: robots, chat, tools, several policies in one episode."""

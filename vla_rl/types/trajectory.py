@@ -7,15 +7,31 @@ import msgspec
 import numpy as np
 
 from vla_rl.types.episode import EpisodeSpec
+from vla_rl.types.language import DEFAULT_AGENT
 from vla_rl.types.observation import Info, Observation
 
 
 class StopReason(enum.Enum):
-    """Why an episode ended. Only a `TIME_LIMIT` bootstraps: the world went on, we stopped looking."""
+    """Why an episode ended. One that was cut off would have gone on: only there a value bootstraps."""
 
     SUCCESS = "success"
     TERMINATED = "terminated"
     TIME_LIMIT = "time_limit"
+    """The environment's own limit, of control steps or of turns."""
+
+    TURN_LIMIT = "turn_limit"
+    """The agent's limit of turns."""
+
+    TOKEN_LIMIT = "token_limit"
+    """The agent's limit of tokens, or the policy's context."""
+
+    DEADLINE = "deadline"
+    """A stage of the episode took too long."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether we ended the episode, and not the task."""
+        return self not in (StopReason.SUCCESS, StopReason.TERMINATED)
 
 
 class ActionChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +47,10 @@ class ActionChunk(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [T], natural log of each token's probability under the weights that acted, after temperature."""
 
     weight_version: int
-    """Number of updates applied to the weights that acted; stamped by the engine."""
+    """Number of updates applied to the weights that acted; stamped by the engine. Of the oldest token, where they differ."""
+
+    weight_versions: np.ndarray | None = None
+    """int64 [T], of each token, from an engine whose weights may change between two tokens of one answer."""
 
 
 class ChunkOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +81,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     frames: np.ndarray | None = None
     """`ChunkOutcome.frames` of this chunk."""
+
+    agent: str = DEFAULT_AGENT
+    """Who decided, where several agents share an episode."""
 
     @property
     def num_executed(self) -> int:
@@ -101,8 +123,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def newest_version(self) -> int:
-        """Weight version of the newest chunk."""
-        return max(step.chunk.weight_version for step in self.steps)
+        """Weight version of the newest token."""
+        return max(
+            step.chunk.weight_version if step.chunk.weight_versions is None else int(step.chunk.weight_versions.max())
+            for step in self.steps
+        )
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,58 @@
+"""Tasks for the tests of text environments."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sample_tools import broken, crashes, forks, hangs, loud, patient, weather, words
+
+from vla_rl.envs.text import Ask, Done, TextLimits, TextTask
+
+
+class EchoTask(TextTask):
+    """Says what was said, `num_replies` times, with all the tools above."""
+
+    def __init__(self, num_replies: int = 2, limits: TextLimits | None = None, tags: tuple[str, ...] = ()) -> None:
+        self._left, self.tags = num_replies, tags
+        self.limits = limits if limits is not None else TextLimits()
+
+    async def setup(self, seed: int, options: dict[str, Any]) -> str:
+        return f"seed {seed}, options {options}"
+
+    async def reply(self, text: str) -> Ask | Done:
+        self._left -= 1
+        if self._left == 0:
+            return Done(1.0, True, info={"last": text})
+        return Ask(f"you said {text}", reward=0.25)
+
+    def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
+        return (weather, patient, broken, hangs, loud, forks, crashes, words)
+
+
+class MisbehavingTask(TextTask):
+    """Breaks its contract in the way that it is told to."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+        self.limits = TextLimits(setup_timeout_s=0.05, reply_timeout_s=0.05)
+
+    async def setup(self, seed: int, options: dict[str, Any]) -> Any:
+        if self._fault == "setup hangs":
+            await asyncio.Event().wait()
+        return {
+            "setup raises": lambda: 1 / 0,
+            "setup says nothing": lambda: Ask(()),
+            "setup gives a number": lambda: 3,
+        }.get(self._fault, lambda: "?")()
+
+    async def reply(self, text: str) -> Any:
+        if self._fault == "reply hangs":
+            await asyncio.Event().wait()
+        if self._fault == "reply raises":
+            raise LookupError("no row")
+        return {"reply gives a text": "again", "reply asks a stranger": Ask("?", agent="stranger")}.get(
+            self._fault, Done(1.0, True, rewards={"stranger": 1.0})
+        )
+
+    def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
+        return (lambda: None,) if self._fault == "a tool without a name" else ()

@@ -1,0 +1,70 @@
+"""Tools and scorers for the tests of text environments; nothing of vla_rl, so that other processes import it quickly."""
+
+import asyncio
+import os
+import time
+from typing import Any, Literal
+
+
+async def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C") -> dict[str, Any]:
+    """The weather in a city.
+
+    Args:
+        city: its name.
+        days: from today on,
+            at most 7.
+    """
+    return {"city": city, "degrees": [20] * days, "unit": unit}
+
+
+async def patient() -> str:
+    """Waits for ever."""
+    await asyncio.Event().wait()
+    return ""
+
+
+async def broken() -> str:
+    """Raises."""
+    raise KeyError("nothing")
+
+
+def hangs() -> str:
+    """Hangs without awaiting anything."""
+    while True:
+        pass
+
+
+def loud() -> str:
+    """Prints a gigabyte."""
+    for _ in range(1024):
+        print("x" * (1 << 20))
+    return "done"
+
+
+def forks() -> str:
+    """Forks without end."""
+    while True:
+        os.fork()
+
+
+def crashes() -> str:
+    """Ends its process."""
+    os._exit(3)
+
+
+def words(count: int) -> str:
+    """So many words."""
+    return "word " * count
+
+
+def score_length(reply: str, row: dict[str, Any]) -> float:
+    return len(reply) / row["length"]
+
+
+def score_nothing(reply: str, row: dict[str, Any]) -> str:
+    return "good"
+
+
+def score_hangs(reply: str, row: dict[str, Any]) -> float:
+    time.sleep(1000)
+    return 1.0

@@ -1,0 +1,181 @@
+"""An episode answers whatever a model writes, counts it, and ends at its limits; a broken task ends the run."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from text_episodes import ask_tool, say, spec_of
+
+from vla_rl.envs.text import TextEnvPool, TextPoolConfig, make_text_task, register_text_task, text_task_ids
+from vla_rl.errors import ActorFrozen, ConfigError, EnvError
+from vla_rl.types import EnvPool, EnvSpec, TextEnv
+
+ECHO = "sample_tasks:EchoTask"
+
+
+async def test_a_conversation_goes_on_until_the_task_says_it_is_done() -> None:
+    async with TextEnvPool() as pool, pool.lease(spec_of(ECHO, seed=4, options={"row": 2})) as env:
+        start = await env.reset()
+        assert start.messages[0].content == "seed 4, options {'row': 2}"
+        assert len(start.tools) == 8
+        first = await env.step(say("hello"))
+        assert (first.messages[0].content, first.reward, first.terminated) == ("you said hello", 0.25, False)
+        last = await env.step(say("bye"))
+        assert (last.reward, last.terminated, last.info["stop"], last.info["last"]) == (1.0, True, "finished", "bye")
+        assert last.info["rewards"] == {"policy": 1.25}
+        assert last.info["num_turns"] == 2
+
+
+async def test_calls_of_one_reply_run_together_and_are_answered_in_order() -> None:
+    async with TextEnvPool() as pool, pool.lease(spec_of(ECHO)) as env:
+        await env.reset()
+        calls = ask_tool(
+            ("weather", '{"city": "Graz"}'), ("no", "{}"), ("words", '{"count": 1}'), errors=("not closed",)
+        )
+        outcome = await env.step(calls)
+        assert [message.role for message in outcome.messages] == ["tool"] * 4
+        assert outcome.messages[0].content == "error: not closed"
+        assert [message.tool_call_id for message in outcome.messages[1:]] == ["0", "1", "2"]
+        assert outcome.messages[3].content == "word "
+        assert outcome.info["tool_faults"] == {"unreadable": 1, "unknown_tool": 1}
+        assert outcome.info["num_tool_calls"] == 3
+        assert not outcome.terminated
+        assert not outcome.truncated
+
+
+async def test_an_unreadable_call_is_no_final_answer() -> None:
+    async with TextEnvPool() as pool, pool.lease(spec_of(ECHO, num_replies=1)) as env:
+        await env.reset()
+        outcome = await env.step(ask_tool(errors=("JSON is malformed",)))
+        assert outcome.messages[0].content == "error: JSON is malformed"
+        assert not outcome.terminated
+
+
+@pytest.mark.parametrize(
+    ("limits", "replies", "stop"),
+    [
+        ({"max_turns": 2}, [say("a"), say("b")], "max_turns"),
+        ({"max_tool_calls": 1}, [ask_tool(("broken", "{}")), ask_tool(("broken", "{}"))], "max_tool_calls"),
+        ({"max_characters": 300}, [say("a"), say("b" * 300)], "max_characters"),
+    ],
+)
+async def test_a_limit_cuts_an_episode_off(limits: dict[str, int], replies: list[Any], stop: str) -> None:
+    async with TextEnvPool() as pool, pool.lease(spec_of(ECHO, num_replies=9, limits=limits)) as env:
+        await env.reset()
+        outcomes = [await env.step(reply) for reply in replies]
+        assert not outcomes[0].truncated
+        assert (outcomes[-1].truncated, outcomes[-1].terminated, outcomes[-1].info["stop"]) == (True, False, stop)
+        assert outcomes[-1].info["is_success"] is False
+        with pytest.raises(RuntimeError, match="is over"):
+            await env.step(say("more"))
+
+
+async def test_a_right_answer_in_the_last_turn_counts() -> None:
+    async with TextEnvPool() as pool, pool.lease(spec_of(ECHO, num_replies=1, limits={"max_turns": 1})) as env:
+        await env.reset()
+        outcome = await env.step(say("a"))
+        assert (outcome.terminated, outcome.truncated) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "told"),
+    [
+        ("setup raises", EnvError, "MisbehavingTask.setup raised ZeroDivisionError"),
+        ("setup hangs", ActorFrozen, "setup took longer than setup_timeout_s=0.05"),
+        ("setup says nothing", EnvError, "MisbehavingTask.setup says nothing"),
+        ("setup gives a number", EnvError, "setup returned int, expected Ask or a text"),
+        ("a tool without a name", EnvError, "has a tool that cannot be used: a tool is named '<lambda>'"),
+        ("reply raises", EnvError, "MisbehavingTask.reply raised LookupError: no row"),
+        ("reply hangs", ActorFrozen, "reply took longer than reply_timeout_s=0.05"),
+        ("reply gives a text", EnvError, "reply returned str, expected Ask or Done"),
+        ("reply asks a stranger", EnvError, "asks agent 'stranger', expected one of its agents"),
+        ("reply pays a stranger", EnvError, "rewards agent 'stranger'"),
+    ],
+)
+async def test_a_task_that_breaks_its_contract_is_named(fault: str, error: type[Exception], told: str) -> None:
+    async with TextEnvPool() as pool, pool.lease(spec_of("sample_tasks:MisbehavingTask", fault=fault)) as env:
+
+        async def play() -> None:
+            await env.reset()
+            await env.step(say("a"))
+
+        with pytest.raises(error, match=told):
+            await play()
+
+
+async def test_an_episode_is_reset_once_and_over_with_its_lease() -> None:
+    async with TextEnvPool() as pool:
+        async with pool.lease(spec_of(ECHO)) as env:
+            with pytest.raises(RuntimeError, match=r"is new; begin with reset\(\)"):
+                await env.step(say("a"))
+            await env.reset()
+            with pytest.raises(RuntimeError, match="an episode is reset once"):
+                await env.reset()
+        with pytest.raises(RuntimeError, match="is over"):
+            await env.step(say("a"))
+
+
+async def test_a_pool_leases_so_many_at_a_time_and_the_next_one_waits() -> None:
+    async with TextEnvPool(TextPoolConfig(num_envs=1)) as pool:
+        as_protocol: EnvPool = pool
+        assert as_protocol.num_envs == 1
+        second_began = asyncio.Event()
+
+        async def second() -> None:
+            async with pool.lease(spec_of(ECHO, seed=1)):
+                second_began.set()
+
+        async with pool.lease(spec_of(ECHO)) as env:
+            as_env: TextEnv = env
+            assert as_env.episode.task == ECHO
+            task = asyncio.create_task(second())
+            await asyncio.sleep(0)
+            assert not second_began.is_set()
+        await task
+        assert pool.metrics()["text/leases"] == 2.0
+
+
+async def test_a_pool_that_is_not_open_says_so() -> None:
+    pool = TextEnvPool()
+    with pytest.raises(RuntimeError, match="use `async with`"):
+        async with pool.lease(spec_of(ECHO)):
+            pass
+
+
+async def test_wrong_names_and_arguments_are_refused_when_a_pool_is_opened() -> None:
+    with pytest.raises(ConfigError, match=r"'text/arithmetics' is unknown; did you mean 'text/arithmetic'\?"):
+        await TextEnvPool(specs=[EnvSpec(id="text/arithmetics")]).__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "told"),
+    [
+        ("text/arithmetic", {"num_digit": 2}, r"takes no 'num_digit'; did you mean 'num_digits'\?"),
+        ("text/arithmetic", {"num_digits": "2"}, "'num_digits' of 'text/arithmetic' is '2': Expected `int`, got `str`"),
+        ("text/question", {}, "cannot be made from {}: .*missing 1 required positional argument: 'data'"),
+        ("text/question", {"data": "x", "scorer": "mat"}, r"scorer 'mat' is unknown; did you mean 'math'\?"),
+        ("sample_tasks:EchoTasks", {}, r"has no TextTask 'EchoTasks'; did you mean 'EchoTask'\?"),
+        ("sample_tools:words", {}, "has no TextTask 'words'"),
+        ("no_such_module:Task", {}, "module 'no_such_module' cannot be found"),
+        (ECHO, {"limits": {"max_turn": 1}}, "Object contains unknown field `max_turn`"),
+    ],
+)
+def test_a_task_is_made_from_plain_values_that_are_checked(env_id: str, kwargs: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_text_task(EnvSpec(id=env_id, kwargs=kwargs))
+
+
+def test_arguments_become_what_the_type_hints_say() -> None:
+    task = make_text_task(EnvSpec(id=ECHO, kwargs={"limits": {"max_turns": 3}, "tags": ["a", "b"]}))
+    assert task.limits.max_turns == 3
+    assert task.tags == ("a", "b")  # type: ignore[attr-defined]
+
+
+def test_a_name_belongs_to_one_task() -> None:
+    assert {"text/arithmetic", "text/arithmetic_pair", "text/question", "text/search"} <= set(text_task_ids())
+    register_text_task("text/echo", ECHO)
+    register_text_task("text/echo", ECHO)
+    with pytest.raises(ValueError, match="'text/echo' is 'sample_tasks:EchoTask' already"):
+        register_text_task("text/echo", "sample_tasks:MisbehavingTask")
+    with pytest.raises(ValueError, match="expected an id without a colon"):
+        register_text_task("text:echo", "nothing")

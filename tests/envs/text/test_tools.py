@@ -1,0 +1,150 @@
+"""A function with type hints and a docstring is a tool; whatever a model or the tool does wrong is in the answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import sample_tools
+from text_episodes import ask_tool
+
+from vla_rl.envs.text import Sandbox, TextLimits, Toolbox
+
+TOOLS = (
+    sample_tools.weather,
+    sample_tools.patient,
+    sample_tools.broken,
+    sample_tools.hangs,
+    sample_tools.loud,
+    sample_tools.forks,
+    sample_tools.crashes,
+    sample_tools.words,
+)
+
+
+@pytest.fixture
+async def toolbox() -> AsyncIterator[Toolbox]:
+    async with asyncio.timeout(60), Sandbox() as sandbox:
+        yield Toolbox(TOOLS, sandbox, TextLimits(tool_timeout_s=2.0, max_answer_characters=200))
+
+
+def test_the_schema_comes_from_the_hints_and_the_words_from_the_docstring() -> None:
+    (tool,) = Toolbox([sample_tools.weather], Sandbox()).list_tools()
+    assert (tool.name, tool.description) == ("weather", "The weather in a city.")
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "its name."},
+            "days": {"type": "integer", "description": "from today on, at most 7.", "default": 1},
+            "unit": {"enum": ["C", "F"], "default": "C"},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+
+
+async def test_a_call_gives_text_as_it_is_and_all_else_as_json(toolbox: Toolbox) -> None:
+    answer = await toolbox.aexecute("weather", '{"city": "Graz", "days": 2}')
+    assert (answer.text, answer.fault) == ('{"city":"Graz","degrees":[20,20],"unit":"C"}', None)
+    assert (await toolbox.aexecute("weather", {"city": "Graz"})).text == '{"city":"Graz","degrees":[20],"unit":"C"}'
+    assert (await toolbox.aexecute("words", {"count": 2})).text == "word word "
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "fault", "told"),
+    [
+        ("wether", "{}", "unknown_tool", "there is no tool 'wether'; did you mean 'weather'?"),
+        ("weather", "{city: 1}", "bad_arguments", "JSON is malformed"),
+        ("weather", "", "bad_arguments", "missing required field `city`"),
+        ("weather", "[1]", "bad_arguments", "Expected `object`, got `array`"),
+        (
+            "weather",
+            '{"city": 3}',
+            "bad_arguments",
+            'Expected `str`, got `int` - at `$.city`; expected {"city": string',
+        ),
+        ("weather", '{"city": "Graz", "town": 1}', "bad_arguments", "unknown field `town`"),
+        ("weather", '{"city": "Graz", "unit": "K"}', "bad_arguments", "Invalid enum value 'K'"),
+        ("weather", '{"city": "\\ud800"}', "bad_arguments", "error"),
+        ("weather", "[" * 100_000, "bad_arguments", "error"),
+        ("broken", "{}", "raised", "error: KeyError: 'nothing'"),
+        ("patient", "{}", "timed_out", "'patient' took longer than 2 s and was stopped"),
+        ("hangs", "{}", "timed_out", "it took longer than 2 s and was stopped"),
+        ("loud", "{}", "printed_too_much", "it printed more than 1024 KiB and was stopped"),
+        ("forks", "{}", "raised", "BlockingIOError"),
+        ("crashes", "{}", "died", "its process ended with exit code 3"),
+    ],
+)
+async def test_whatever_is_wrong_is_in_the_answer(
+    toolbox: Toolbox, name: str, arguments: str, fault: str, told: str
+) -> None:
+    answer = await toolbox.aexecute(name, arguments)
+    assert answer.fault == fault
+    assert told in answer.text
+    assert answer.text.startswith("error: ")
+
+
+async def test_a_long_answer_is_cut_and_says_so(toolbox: Toolbox) -> None:
+    answer = await toolbox.aexecute("words", {"count": 1000})
+    assert answer.text == ("word " * 40) + "\n[4800 more characters were left out]"
+
+
+async def test_the_message_that_answers_a_call_names_it(toolbox: Toolbox) -> None:
+    (call,) = ask_tool(("weather", '{"city": "Graz"}')).tool_calls
+    message, _ = await toolbox.answer(call)
+    assert (message.role, message.tool_call_id, message.name) == ("tool", "0", "weather")
+
+
+async def test_cancelling_a_call_is_no_fault_of_the_tool(toolbox: Toolbox) -> None:
+    task = asyncio.create_task(toolbox.aexecute("patient", "{}"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def local() -> Callable[..., Any]:
+    def inside() -> str:
+        """Is inside."""
+        return ""
+
+    return inside
+
+
+async def without_hint(x) -> str:  # type: ignore[no-untyped-def]
+    """Says nothing of x."""
+    return str(x)
+
+
+async def without_words(x: int) -> str:
+    return str(x)
+
+
+async def with_many(*xs: int) -> str:
+    """Takes any number."""
+    return str(xs)
+
+
+async def with_object(x: Callable[[], None]) -> str:
+    """Takes what JSON cannot have."""
+    return str(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (local(), "put the function at the top of a module, or make it `async def`"),
+        (without_hint, "parameter 'x' of tool 'without_hint' has no type hint"),
+        (without_words, "tool 'without_words' has no docstring"),
+        (with_many, "expected parameters that can be given by name"),
+        (with_object, "has a type hint that no JSON can have"),
+    ],
+)
+def test_a_function_that_is_no_tool_is_refused_with_what_it_lacks(function: Callable[..., Any], told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        Toolbox([function], Sandbox())
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two tools are named 'weather'"):
+        Toolbox([sample_tools.weather, sample_tools.weather], Sandbox())

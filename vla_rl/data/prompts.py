@@ -1,0 +1,119 @@
+"""Rows of a prompt data set, from parquet or from jsonl: one question a row, with whatever its scorer needs.
+
+    questions.jsonl   {"prompt": "What is 6 x 7?", "answer": "42"}
+    questions.parquet the same as columns
+
+Every row is checked when the file is opened, so that a run does not find out in its third hour that one has no answer.
+"""
+
+import difflib
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pyarrow
+import pyarrow.parquet
+
+from vla_rl.errors import DataError
+
+_OPENED: Final[dict[tuple[str, int, int, tuple[str, ...]], "PromptRows"]] = {}
+_OPENING: Final = threading.Lock()
+
+
+class PromptRows(Sequence[dict[str, Any]]):
+    """The rows of one file, in its order; parquet's stay columns until somebody asks for a row."""
+
+    def __init__(self, table: pyarrow.Table | list[dict[str, Any]]) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Row `index` as a dict; a slice gives a list of them."""
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of a data set that has {len(self)} rows, numbered from 0")
+        if isinstance(self._table, list):
+            return self._table[index]
+        return self._table.slice(index % len(self), 1).to_pylist()[0]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[row] for row in range(len(self)))
+
+
+def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> PromptRows:
+    """The rows of a `.parquet` or `.jsonl` file; the same file is read once, from whatever thread.
+
+    Args:
+        path: the file.
+        fields: what each row must have, and not as null.
+
+    Raises: DataError naming the file, the row (counted from 0) and the field.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"{path} is no file; expected the .parquet or .jsonl file of a data set.")
+    status = path.stat()
+    key = (str(path.resolve()), status.st_mtime_ns, status.st_size, tuple(fields))
+    with _OPENING:
+        if key not in _OPENED:
+            _OPENED[key] = _read(path, fields)
+        return _OPENED[key]
+
+
+def _read(path: Path, fields: Sequence[str]) -> PromptRows:
+    if path.suffix == ".parquet":
+        rows = PromptRows(_parquet(path, fields))
+    elif path.suffix == ".jsonl":
+        rows = PromptRows(_jsonl(path, fields))
+    else:
+        raise DataError(f"{path} is neither .parquet nor .jsonl; expected one of them.")
+    if len(rows) == 0:
+        raise DataError(f"{path} has no rows, expected at least one.")
+    return rows
+
+
+def _parquet(path: Path, fields: Sequence[str]) -> pyarrow.Table:
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path} is not a parquet file: {error}") from error
+    for field in fields:
+        if field not in table.column_names:
+            raise DataError(
+                f"{path}: row 0, like all others, has no field {field!r}; {_nearest(field, table.column_names)}"
+            )
+        column = table.column(field)
+        if column.null_count:
+            row = column.is_null().to_pylist().index(True)
+            raise DataError(f"{path}: row {row} has no {field!r} (it is null), expected a value in every row.")
+    return table
+
+
+def _jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    rows: list[dict[str, Any]] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = decoder.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise DataError(f"{path}: row {len(rows)} (line {number}) is not a JSON object: {error}") from error
+            for field in fields:
+                if row.get(field) is None:
+                    raise DataError(
+                        f"{path}: row {len(rows)} (line {number}) has no {field!r}; {_nearest(field, list(row))}"
+                    )
+            rows.append(row)
+    return rows
+
+
+def _nearest(field: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(field, [name for name in names if name != field], n=1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"it has: {', '.join(map(repr, names)) or 'nothing'}."

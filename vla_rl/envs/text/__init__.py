@@ -1,0 +1,45 @@
+"""Text environments: one protocol for single-turn, multi-turn, tool-using and several-agent tasks.
+
+    TextTask            what an author writes: setup, reply, tools
+    TextEpisode         plays one: runs tools, answers malformed calls, holds limits and deadlines
+    TextEnvPool         leases them to episodes, like a pool of simulators
+    Toolbox             typed tools: `list_tools()`, `await aexecute(name, arguments)`
+    Sandbox             processes for what may hang, crash or be hostile
+    register_text_task  a name for a task; `module:Class` needs none
+
+No task is imported before it is played.
+"""
+
+from vla_rl.envs.text.episode import TextEpisode
+from vla_rl.envs.text.limits import TextLimits
+from vla_rl.envs.text.pool import TextEnvPool, TextPoolConfig
+from vla_rl.envs.text.registry import is_text_task, make_text_task, register_text_task, text_task_ids
+from vla_rl.envs.text.task import Ask, Done, TextTask
+from vla_rl.envs.text.tools import ToolAnswer, Toolbox
+from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig
+
+_TASKS = "vla_rl.envs.text.tasks"
+register_text_task("text/arithmetic", f"{_TASKS}.arithmetic:ArithmeticTask")
+register_text_task("text/arithmetic_pair", f"{_TASKS}.arithmetic_pair:ArithmeticPairTask")
+register_text_task("text/question", f"{_TASKS}.question:QuestionTask")
+register_text_task("text/search", f"{_TASKS}.question:SearchTask")
+
+__all__ = [
+    "Ask",
+    "CallResult",
+    "Done",
+    "ProcessLimits",
+    "Sandbox",
+    "SandboxConfig",
+    "TextEnvPool",
+    "TextEpisode",
+    "TextLimits",
+    "TextPoolConfig",
+    "TextTask",
+    "ToolAnswer",
+    "Toolbox",
+    "is_text_task",
+    "make_text_task",
+    "register_text_task",
+    "text_task_ids",
+]

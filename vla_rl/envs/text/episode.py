@@ -1,0 +1,193 @@
+"""One episode of a text task: runs the tools, answers malformed calls, counts, and holds limits and deadlines.
+
+    step(message) ─┬─ tool calls, readable or not ─► a tool message for each, the same agent replies again
+                   └─ text alone ─► TextTask.reply ─► Ask: the next agent replies ─ or ─ Done
+
+What always holds: whatever a model writes, `step` gives an outcome. A fault of the task itself raises `EnvError`; a stage
+that takes too long raises `ActorFrozen`, and the episode is played again.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from vla_rl.envs.text.task import Ask, Done, TextTask
+from vla_rl.envs.text.tools import Toolbox
+from vla_rl.errors import ActorFrozen, EnvError, VlaRlError
+from vla_rl.sandbox import Sandbox
+from vla_rl.types import DEFAULT_AGENT, EpisodeSpec, Message, TextOutcome, TextStart, ToolSpec
+
+T = TypeVar("T")
+
+
+class TextEpisode:
+    """Implements `vla_rl.types.TextEnv` for one task and one episode.
+
+    The info of every outcome has `num_turns`, `num_tool_calls`, `tool_faults` (how often, by kind) and `rewards` (what each
+    agent earned so far, by name). At the end it has `is_success` and `stop`, which is "finished", or the limit that ended
+    the episode: "max_turns", "max_tool_calls" or "max_characters".
+    """
+
+    def __init__(self, task: TextTask, episode: EpisodeSpec, sandbox: Sandbox) -> None:
+        self._task, self._episode, self._sandbox = task, episode, sandbox
+        self._toolboxes: dict[str, Toolbox] = {}
+        self._agent = DEFAULT_AGENT
+        self._num_turns = self._num_tool_calls = self._num_characters = 0
+        self._faults: Counter[str] = Counter()
+        self._rewards: dict[str, float] = {}
+        self._state = "new"
+
+    @property
+    def episode(self) -> EpisodeSpec:
+        """The episode this lease is for."""
+        return self._episode
+
+    async def reset(self) -> TextStart:
+        """Set the task up. Raises: EnvError where it raises or says nothing; ActorFrozen where it takes too long."""
+        self._require("new", "an episode is reset once; lease the next one")
+        self._task.attach(self._sandbox)
+        self._rewards = dict.fromkeys(self._task.agents, 0.0)
+        ask = await self._stage(
+            "setup", self._task.setup(self._episode.seed, self._episode.options), self._task.limits.setup_timeout_s
+        )
+        ask = Ask(ask, agent=self._task.agents[0]) if isinstance(ask, str) else ask
+        if not isinstance(ask, Ask):
+            raise EnvError(f"{self._name}.setup returned {type(ask).__name__}, expected Ask or a text.")
+        messages, tools = self._begin_turn(ask)
+        self._state = "open"
+        return TextStart(messages=messages, tools=tools, agent=self._agent)
+
+    async def step(self, message: Message) -> TextOutcome:
+        """What the reply of the agent whose turn it was leads to. Raises: EnvError for a fault of the task itself."""
+        self._require("open", "begin with reset(), and end where an outcome is terminated or truncated")
+        self._num_turns += 1
+        self._num_characters += _characters_of((message,))
+        if message.tool_calls or message.call_errors:
+            return await self._answer_calls(message)
+        done = await self._stage("reply", self._task.reply(message.content), self._task.limits.reply_timeout_s)
+        if isinstance(done, Done):
+            self._credit(done.reward, done.rewards)
+            return self._outcome((), done.reward, done.info, is_success=done.is_success)
+        if not isinstance(done, Ask):
+            raise EnvError(f"{self._name}.reply returned {type(done).__name__}, expected Ask or Done.")
+        self._credit(done.reward, done.rewards)
+        messages, tools = self._begin_turn(done)
+        return self._outcome(messages, done.reward, done.info, tools=tools)
+
+    def end(self) -> None:
+        """End the lease: nothing more can be asked of it."""
+        self._state = "over"
+
+    async def _answer_calls(self, message: Message) -> TextOutcome:
+        """A tool message for each call; the calls of one reply run at the same time."""
+        self._faults["unreadable"] += len(message.call_errors)
+        answers = [Message(role="tool", content=f"error: {error}") for error in message.call_errors]
+        room = self._task.limits.max_tool_calls - self._num_tool_calls
+        self._num_tool_calls += len(message.tool_calls)
+        calls = message.tool_calls[: max(0, room)]
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(self._toolbox().answer(call), name=f"tool {call.name}") for call in calls]
+        for task in running:
+            answered, answer = task.result()
+            answers.append(answered)
+            if answer.fault is not None:
+                self._faults[answer.fault] += 1
+        self._num_characters += _characters_of(answers)
+        return self._outcome(tuple(answers), 0.0, {})
+
+    def _begin_turn(self, ask: Ask) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+        if ask.agent not in self._task.agents:
+            raise EnvError(
+                f"{self._name} asks agent {ask.agent!r}, expected one of its agents {list(self._task.agents)}."
+            )
+        self._agent = ask.agent
+        messages = (Message(role="user", content=ask.say),) if isinstance(ask.say, str) else tuple(ask.say)
+        if not messages and self._state == "new":
+            raise EnvError(f"{self._name}.setup says nothing, expected at least one message.")
+        self._num_characters += _characters_of(messages)
+        return messages, self._toolbox().list_tools()
+
+    def _toolbox(self) -> Toolbox:
+        """The current agent's tools; a wrong definition is the task's fault, not the model's."""
+        if self._agent not in self._toolboxes:
+            try:
+                functions = self._task.tools(self._agent)
+                self._toolboxes[self._agent] = Toolbox(functions, self._sandbox, self._task.limits)
+            except (TypeError, ValueError) as error:
+                raise EnvError(f"{self._name} has a tool that cannot be used: {error}") from error
+        return self._toolboxes[self._agent]
+
+    def _outcome(
+        self,
+        messages: tuple[Message, ...],
+        reward: float,
+        info: dict[str, Any],
+        *,
+        tools: tuple[ToolSpec, ...] = (),
+        is_success: bool | None = None,
+    ) -> TextOutcome:
+        limit = self._passed_limit() if is_success is None else None
+        told = {
+            "num_turns": self._num_turns,
+            "num_tool_calls": self._num_tool_calls,
+            "tool_faults": dict(self._faults),
+            "rewards": dict(self._rewards),
+            **info,
+        }
+        if is_success is not None or limit is not None:
+            told |= {"is_success": bool(is_success), "stop": limit if limit is not None else "finished"}
+            self._state = "over"
+        return TextOutcome(
+            messages=messages,
+            reward=float(reward),
+            terminated=is_success is not None,
+            truncated=limit is not None,
+            info=told,
+            agent=self._agent,
+            tools=tools,
+        )
+
+    def _passed_limit(self) -> str | None:
+        limits = self._task.limits
+        if self._num_turns >= limits.max_turns:
+            return "max_turns"
+        if self._num_tool_calls > limits.max_tool_calls:
+            return "max_tool_calls"
+        return "max_characters" if self._num_characters > limits.max_characters else None
+
+    def _credit(self, reward: float, rewards: dict[str, float]) -> None:
+        for agent, earned in ((self._agent, reward), *rewards.items()):
+            if agent not in self._rewards:
+                raise EnvError(f"{self._name} rewards agent {agent!r}, expected one of {list(self._rewards)}.")
+            self._rewards[agent] += float(earned)
+
+    async def _stage(self, stage: str, work: Awaitable[T], timeout_s: float) -> T:
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                return await work
+        except VlaRlError:
+            raise
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise EnvError(f"{self._name}.{stage} raised TimeoutError: {error}") from error
+            cause = f"{stage} took longer than {stage}_timeout_s={timeout_s:g}"
+            raise ActorFrozen(f"text environment {self._name}", 0, cause) from error
+        except Exception as error:
+            raise EnvError(f"{self._name}.{stage} raised {type(error).__name__}: {error}") from error
+
+    @property
+    def _name(self) -> str:
+        return type(self._task).__name__
+
+    def _require(self, state: str, what: str) -> None:
+        if self._state != state:
+            raise RuntimeError(f"the text episode {self._episode.episode_id} is {self._state}; {what}.")
+
+
+def _characters_of(messages: Sequence[Message]) -> int:
+    return sum(
+        len(message.content) + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+        for message in messages
+    )

@@ -1,0 +1,73 @@
+"""A local index that a tool can search: BM25 over the documents of one file."""
+
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from vla_rl.data.prompts import PromptRows, read_prompts
+from vla_rl.errors import ConfigError
+
+_OPENED: Final[dict[tuple[str, int], "SearchIndex"]] = {}
+_OPENING: Final = threading.Lock()
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """One result of a search."""
+
+    row: int
+    """In the file, from 0."""
+
+    score: float
+    """BM25's; higher is nearer."""
+
+    title: str
+    text: str
+
+    def as_text(self) -> str:
+        """Title, if there is one, and text."""
+        return f"{self.title}\n{self.text}" if self.title else self.text
+
+
+class SearchIndex:
+    """BM25 (Robertson & Zaragoza 2009, as bm25s computes it) over the `text` and `title` of rows.
+
+    Raises: ConfigError without bm25s.
+    """
+
+    def __init__(self, rows: PromptRows) -> None:
+        try:
+            import bm25s  # only where something is searched
+        except ModuleNotFoundError as error:
+            raise ConfigError("searching documents needs bm25s; run `pip install bm25s`") from error
+        self._rows, self._bm25s = rows, bm25s
+        texts = [f"{row.get('title') or ''} {row['text']}" for row in rows]
+        self._index: Any = bm25s.BM25()
+        self._index.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
+
+    def search(self, query: str, most: int) -> list[Document]:
+        """The nearest documents, the best first; those without a word of the query are left out."""
+        tokens = self._bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
+        if not tokens[0]:
+            return []
+        most = min(most, len(self._rows))
+        found, scores = self._index.retrieve(tokens, k=most, show_progress=False)
+        return [
+            self._document(int(row), float(score)) for row, score in zip(found[0], scores[0], strict=True) if score > 0
+        ]
+
+    def _document(self, row: int, score: float) -> Document:
+        told = self._rows[row]
+        return Document(row=row, score=score, title=str(told.get("title") or ""), text=str(told["text"]))
+
+
+def open_index(path: str | Path) -> SearchIndex:
+    """The index of a file of documents; made once, from whatever thread. Raises: DataError; ConfigError."""
+    path = Path(path)
+    rows = read_prompts(path, ("text",))
+    key = (str(path.resolve()), path.stat().st_mtime_ns)
+    with _OPENING:
+        if key not in _OPENED:
+            _OPENED[key] = SearchIndex(rows)
+        return _OPENED[key]

@@ -1,0 +1,1 @@
+"""The text tasks that come with vla_rl; each is registered as `text/<name>` by `vla_rl.envs.text`."""

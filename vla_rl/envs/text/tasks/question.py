@@ -1,0 +1,113 @@
+"""A question from a data set, an answer, a score: single-turn, or with a search tool in as many turns as it takes."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vla_rl.data.prompts import read_prompts
+from vla_rl.envs.text.limits import TextLimits
+from vla_rl.envs.text.search import SearchIndex, open_index
+from vla_rl.envs.text.task import Ask, Done, TextTask
+from vla_rl.errors import DataError
+from vla_rl.scoring import make_scorer
+from vla_rl.types import Info, Message
+
+
+class QuestionTask(TextTask):
+    """One row of a data set: `options={"row": 17}` says which, otherwise the seed does. Reward: the score.
+
+    Args:
+        data: a `.parquet` or `.jsonl` file (see `vla_rl.data.prompts`).
+        scorer: `exact`, `match`, `math`, `code`, or `module:function` (see `vla_rl.scoring`).
+        prompt_field: what is asked: a text, or a list of messages with `role` and `content`.
+        answer_field: what the scorer compares with; `code`: a list of tests `{"stdin": ..., "stdout": ...}`.
+        system: said first, as the system; the format that an answer is to have, for example.
+        success_at: scores from here on count as success.
+    """
+
+    limits = TextLimits(max_turns=1)
+
+    def __init__(
+        self,
+        data: str,
+        scorer: str = "exact",
+        prompt_field: str = "prompt",
+        answer_field: str = "answer",
+        system: str = "",
+        success_at: float = 1.0,
+    ) -> None:
+        self._data, self._system, self._success_at = data, system, success_at
+        self._fields = (prompt_field, answer_field)
+        self._scorer = make_scorer(scorer, answer_field=answer_field)
+
+    async def setup(self, seed: int, options: Info) -> Ask:
+        """The question. Raises: DataError for a row that is not there, or is no question."""
+        rows = await asyncio.to_thread(read_prompts, self._data, self._fields)
+        number = options.get("row", seed % len(rows))
+        if not isinstance(number, int) or not 0 <= number < len(rows):
+            raise DataError(f"row {number!r} of {self._data}, expected a number from 0 to {len(rows) - 1}")
+        self._row = rows[number]
+        asked = messages_of(self._row[self._fields[0]], f"{self._fields[0]!r} of row {number} of {self._data}")
+        return Ask((Message(role="system", content=self._system), *asked) if self._system else asked)
+
+    async def reply(self, text: str) -> Done:
+        """The answer, scored."""
+        score = await self._scorer(self.sandbox, text, self._row)
+        info = {"score": score.value, "scorer_fault": score.fault, "scorer_words": score.words}
+        return Done(score.value, score.value >= self._success_at, info=info)
+
+
+class SearchTask(QuestionTask):
+    """A question whose answer stands in documents that a tool searches.
+
+    Args:
+        data, scorer, prompt_field, answer_field, system: as in `QuestionTask`.
+        documents: a `.parquet` or `.jsonl` file with `text` and, if there is one, `title` in every row.
+        max_turns: replies in an episode, searches included.
+        max_results: documents that one search gives at most.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        documents: str,
+        scorer: str = "match",
+        prompt_field: str = "prompt",
+        answer_field: str = "answer",
+        system: str = "",
+        max_turns: int = 8,
+        max_results: int = 3,
+    ) -> None:
+        super().__init__(data, scorer, prompt_field, answer_field, system)
+        self.limits = TextLimits(max_turns=max_turns)
+        self._documents, self._max_results = documents, max_results
+        self._index: SearchIndex | None = None
+
+    async def setup(self, seed: int, options: Info) -> Ask:
+        """The question, once the index is there."""
+        self._index = await asyncio.to_thread(open_index, self._documents)
+        return await super().setup(seed, options)
+
+    def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
+        """The search."""
+        return (self.search,)
+
+    async def search(self, query: str) -> str:
+        """Search the documents.
+
+        Args:
+            query: a few words that the document should have.
+        """
+        assert self._index is not None
+        found = await asyncio.to_thread(self._index.search, query, self._max_results)
+        return "\n\n".join(document.as_text() for document in found) or "nothing was found"
+
+
+def messages_of(asked: Any, label: str) -> tuple[Message, ...]:
+    """A prompt as messages. Raises: DataError where it is neither text nor messages."""
+    if isinstance(asked, str):
+        return (Message(role="user", content=asked),)
+    is_list = isinstance(asked, list) and len(asked) > 0
+    if not is_list or not all(isinstance(said, dict) and {"role", "content"} <= said.keys() for said in asked):
+        raise DataError(f"{label} is neither a text nor a list of messages with role and content.")
+    return tuple(Message(role=str(said["role"]), content=str(said["content"])) for said in asked)

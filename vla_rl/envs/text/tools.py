@@ -1,0 +1,153 @@
+"""Tools that a model may call: checked arguments, deadlines, and an answer whatever happens.
+
+A tool is a function with type hints and a docstring. An `async def` runs in the event loop and must not block it; a plain
+`def` at the top of a module runs in a child process, is killed at its deadline, and may do whatever it likes until then.
+"""
+
+import asyncio
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from vla_rl.envs.text.limits import TextLimits
+from vla_rl.envs.text.tool_schema import arguments_type, tool_spec
+from vla_rl.sandbox import Fault, ProcessLimits, Sandbox, function_path
+from vla_rl.types import Message, ToolCall, ToolSpec
+
+ToolFault: TypeAlias = Literal["unknown_tool", "bad_arguments"] | Fault
+
+
+class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a tool call."""
+
+    text: str
+    """What the model reads: the result, or what went wrong."""
+
+    fault: ToolFault | None = None
+    """None where the tool ran to its end."""
+
+
+class Tool:
+    """One tool.
+
+    Args:
+        function: with type hints and a docstring.
+
+    Raises: TypeError for a function that cannot be a tool, with what it lacks.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.arguments_type = arguments_type(function)
+        self.spec = tool_spec(function, self.arguments_type)
+        self.runs_in_loop = inspect.iscoroutinefunction(function)
+        self.path = "" if self.runs_in_loop else function_path(function)
+
+
+class Toolbox:
+    """The tools of one agent in one episode.
+
+    Args:
+        functions: the tools.
+        sandbox: where plain functions run.
+        limits: `tool_timeout_s` and `max_answer_characters` hold here.
+
+    Raises: TypeError for a function that cannot be a tool; ValueError for two of one name.
+    """
+
+    def __init__(
+        self, functions: Sequence[Callable[..., Any]], sandbox: Sandbox, limits: TextLimits | None = None
+    ) -> None:
+        self._tools: dict[str, Tool] = {}
+        self._sandbox = sandbox
+        self._limits = limits if limits is not None else TextLimits()
+        self._process_limits = ProcessLimits(timeout_s=self._limits.tool_timeout_s)
+        for function in functions:
+            tool = Tool(function)
+            if tool.spec.name in self._tools:
+                raise ValueError(f"two tools are named {tool.spec.name!r}; rename one of them.")
+            self._tools[tool.spec.name] = tool
+
+    def list_tools(self) -> tuple[ToolSpec, ...]:
+        """The tools as a model is told about them."""
+        return tuple(tool.spec for tool in self._tools.values())
+
+    async def aexecute(self, name: str, arguments: str | Mapping[str, Any]) -> ToolAnswer:
+        """Call a tool with JSON text, or with an object. Whatever is wrong with it, or with the tool, is in the answer."""
+        tool = self._tools.get(name)
+        if tool is None:
+            return ToolAnswer(text=f"error: there is no tool {name!r}; {self._nearest(name)}", fault="unknown_tool")
+        try:
+            if isinstance(arguments, str):
+                given = msgspec.json.decode(arguments or "{}", type=tool.arguments_type)
+            else:
+                given = msgspec.convert(dict(arguments), tool.arguments_type)
+        except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError) as error:
+            text = f"error: wrong arguments for {name!r}: {error}; expected {_expectation(tool)}"
+            return ToolAnswer(text=text, fault="bad_arguments")
+        answer = await (self._in_loop(tool, given) if tool.runs_in_loop else self._in_process(tool, given))
+        return msgspec.structs.replace(answer, text=shortened(answer.text, self._limits.max_answer_characters))
+
+    async def answer(self, call: ToolCall) -> tuple[Message, ToolAnswer]:
+        """The tool message that answers a call, and what came of it."""
+        answer = await self.aexecute(call.name, call.arguments)
+        return Message(role="tool", content=answer.text, tool_call_id=call.id, name=call.name), answer
+
+    async def _in_loop(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
+        deadline = asyncio.timeout(self._limits.tool_timeout_s)
+        try:
+            async with deadline:
+                return ToolAnswer(text=as_text(await tool.function(**_fields(given))))
+        except TimeoutError as error:
+            if not deadline.expired():
+                return ToolAnswer(text=f"error: {type(error).__name__}: {error}", fault="raised")
+            text = f"error: {tool.spec.name!r} took longer than {self._limits.tool_timeout_s:g} s and was stopped"
+            return ToolAnswer(text=text, fault="timed_out")
+        except Exception as error:  # whatever a tool raises is for the model to read
+            return ToolAnswer(text=f"error: {type(error).__name__}: {error}", fault="raised")
+
+    async def _in_process(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
+        result = await self._sandbox.call(tool.path, _fields(given), self._process_limits)
+        if result.fault is None:
+            return ToolAnswer(text=as_text(result.value))
+        return ToolAnswer(text=f"error: {result.text}", fault=result.fault)
+
+    def _nearest(self, name: str) -> str:
+        if not self._tools:
+            return "there are no tools"
+        near = difflib.get_close_matches(name, self._tools, n=1, cutoff=0.4)
+        return (f"did you mean {near[0]!r}? " if near else "") + f"there are: {', '.join(sorted(self._tools))}"
+
+
+def as_text(value: Any) -> str:
+    """What a tool returned, as a model reads it: text as it is, all else as JSON."""
+    if isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
+        return str(value)
+
+
+def shortened(text: str, most: int) -> str:
+    """`text`, its end cut off where it has more than `most` characters, and saying so."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}\n[{len(text) - most} more characters were left out]"
+
+
+def _fields(given: msgspec.Struct) -> dict[str, Any]:
+    return {field: getattr(given, field) for field in given.__struct_fields__}
+
+
+def _expectation(tool: Tool) -> str:
+    """The arguments of a tool in few words: `{"query": string, "limit": integer (optional)}`."""
+    required = set(tool.spec.parameters.get("required", ()))
+    parts = [
+        f'"{name}": {schema.get("type", "any")}' + ("" if name in required else " (optional)")
+        for name, schema in tool.spec.parameters.get("properties", {}).items()
+    ]
+    return "{" + ", ".join(parts) + "}"
