@@ -1,0 +1,22 @@
+"""An OpenAI-compatible endpoint in front of any policy: agents that were never written for training are trained by it.
+
+Endpoint         serves `/v1/chat/completions` and `/v1/models`; `endpoint.session(policy)` gives a key for one episode
+Session          records what is said under the key, and makes a `Trajectory` of it
+external_agent   any coroutine or program that talks to OpenAI's API, as an agent of the scheduler
+"""
+
+from vla_rl.endpoint.config import EndpointConfig
+from vla_rl.endpoint.external import ExternalAgent, ExternalTask, external_agent
+from vla_rl.endpoint.server import Endpoint
+from vla_rl.endpoint.session import RecordedCall, Session, threads_of
+
+__all__ = [
+    "Endpoint",
+    "EndpointConfig",
+    "ExternalAgent",
+    "ExternalTask",
+    "RecordedCall",
+    "Session",
+    "external_agent",
+    "threads_of",
+]

@@ -1,0 +1,169 @@
+"""Agents that know nothing of us: any program or coroutine that talks to OpenAI's API plays an episode, and is trained.
+
+episode ──► env.reset ──► task ──► the agent, with base_url and api_key of a session ──► answer, or a reward of its own
+                                    env.step(answer) ──► reward ──► Trajectory of all that was said under the key
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from vla_rl.endpoint.server import Endpoint
+from vla_rl.endpoint.session import Session
+from vla_rl.errors import ActorFrozen, EnvError
+from vla_rl.rollout import stop_reason
+from vla_rl.types import Agent, LanguagePolicy, Message, StopReason, TextEnv, TextStart, ToolSpec, Trajectory
+
+_OUTPUT_BYTES = 1 << 20
+
+
+class ExternalTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What an external agent is given for one episode."""
+
+    base_url: str
+    api_key: str
+    messages: tuple[Message, ...]
+    """What the environment asks."""
+
+    tools: tuple[ToolSpec, ...] = ()
+    """The environment's tools; an external agent usually brings its own."""
+
+    @property
+    def prompt(self) -> str:
+        """The last thing that was said to it."""
+        return self.messages[-1].content
+
+
+ExternalAgent: TypeAlias = Callable[[ExternalTask], Awaitable[str | float]]
+"""Gives its final answer, which the environment judges, or a number, which is its reward."""
+
+
+def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, timeout_s: float = 600.0) -> Agent:
+    """An agent like any other, played by `run` through the endpoint.
+
+    Args:
+        run: a coroutine function that is given an `ExternalTask`; or the command line of a program, which finds
+            `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment and the prompt on its standard input, and prints its
+            answer.
+        endpoint: open while episodes are played.
+        timeout_s: for the whole episode. An agent that has not answered by then is ended. What it said until then is a
+            trajectory that was cut off and earned 0; where it said nothing, `ActorFrozen` is raised, so that the episode is
+            played again, as often as the scheduler allows.
+
+    An agent that fails because its conversation outgrew the policy's context is cut off in the same way. Any other failure
+    of it, of the policy or of the environment is raised as it was; a program's with its last words, as `EnvError`.
+    """
+    agent = run if callable(run) else _Program(tuple(run))
+
+    async def play(env: TextEnv, policy: LanguagePolicy | Mapping[str, LanguagePolicy]) -> Trajectory:
+        start = await env.reset()
+        with endpoint.session(policy) as session:
+            answer = await _answer_of(agent, session, start, timeout_s)
+        if isinstance(answer, StopReason):
+            return session.trajectory(env.episode, 0.0, answer)
+        if not session.calls:
+            raise EnvError(
+                "the external agent ended without a word to the policy; give its client the base_url and api_key of its task"
+            )
+        if not isinstance(answer, str):
+            reward = float(answer)
+            return session.trajectory(
+                env.episode, reward, StopReason.SUCCESS if reward >= 1.0 else StopReason.TERMINATED
+            )
+        outcome = await env.step(Message(role="assistant", content=answer))
+        if not outcome.terminated and not outcome.truncated:
+            raise EnvError(
+                "the environment goes on after the external agent's answer, expected one that judges it at once"
+            )
+        reason = stop_reason(outcome.terminated, outcome.info)
+        return session.trajectory(env.episode, outcome.reward, reason, outcome.info)
+
+    return play
+
+
+async def _answer_of(
+    agent: ExternalAgent, session: Session, start: TextStart, timeout_s: float
+) -> str | float | StopReason:
+    """What the agent answers, or why it was cut off with something said."""
+    task = ExternalTask(base_url=session.base_url, api_key=session.api_key, messages=start.messages, tools=start.tools)
+    deadline = asyncio.timeout(timeout_s)
+    try:
+        async with deadline:
+            answer = await agent(task)
+    except Exception as error:
+        if session.failure is not None:
+            raise session.failure from error
+        if isinstance(error, TimeoutError) and deadline.expired():
+            if not session.calls:
+                raise ActorFrozen("external agent", 0, f"it said nothing within timeout_s={timeout_s:g}") from error
+            return StopReason.DEADLINE
+        if session.overflow is None:
+            raise
+        if not session.calls:
+            raise session.overflow from error
+        return StopReason.TOKEN_LIMIT
+    if session.failure is not None:
+        raise session.failure
+    return answer
+
+
+class _Program:
+    """A command line as an external agent: a process of its own for every episode, ended with all that it started."""
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        self._command = command
+
+    async def __call__(self, task: ExternalTask) -> str:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key},
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                assert process.stderr is not None
+                out = group.create_task(_bounded(process.stdout), name="output of an external agent")
+                err = group.create_task(_bounded(process.stderr), name="errors of an external agent")
+                group.create_task(_give(process.stdin, task.prompt), name="input of an external agent")
+                code = await process.wait()
+                _kill_group(process.pid)  # who else holds its output would keep us reading
+        finally:
+            _kill_group(process.pid)
+            await process.wait()
+        if code != 0:
+            last = "\n    ".join(err.result().strip().splitlines()[-5:])
+            raise EnvError(
+                f"the external agent {self._command[0]!r} ended with exit code {code}; its last words:\n    {last}"
+            )
+        return out.result().strip()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+async def _give(stdin: asyncio.StreamWriter, text: str) -> None:
+    """Write the prompt; a program that does not read it has closed its end, which is its right."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        stdin.write(text.encode())
+        await stdin.drain()
+    stdin.close()
+
+
+async def _bounded(stream: asyncio.StreamReader) -> str:
+    """The first MiB of what a program prints; the rest is read and dropped."""
+    kept = bytearray()
+    while data := await stream.read(1 << 16):
+        kept += data[: max(0, _OUTPUT_BYTES - len(kept))]
+    return kept.decode(errors="replace")

@@ -1,0 +1,145 @@
+"""What one key may do, and what was said under it: the calls of one episode, and the trajectory that they make."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vla_rl.errors import ContextOverflow
+from vla_rl.types import (
+    DEFAULT_AGENT,
+    ActionChunk,
+    Completion,
+    EpisodeSpec,
+    Info,
+    LanguagePolicy,
+    Step,
+    StopReason,
+    Trajectory,
+)
+
+
+class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer of the policy, as it was sampled: token ids, log-probs and weight versions."""
+
+    agent: str
+    completion: Completion
+
+
+class Session:
+    """One episode at the endpoint: a key, a policy, and a record. Made by `Endpoint.session`.
+
+    Args:
+        policy: one, or one for each agent by name: requests then choose by their `model`.
+        base_url: of the endpoint.
+    """
+
+    def __init__(self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], base_url: str) -> None:
+        self.base_url = base_url
+        self.api_key = f"vla-{secrets.token_urlsafe(24)}"
+        self.calls: list[RecordedCall] = []
+        """In the order in which they were answered."""
+        self.overflow: ContextOverflow | None = None
+        """The last prompt that was refused because it left no room for a reply."""
+        self.failure: Exception | None = None
+        """What the policy raised, where it failed for another reason; the client was told no more than 500."""
+        self._policy = policy
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def models(self) -> tuple[str, ...] | None:
+        """The names that requests may ask for; None where any will do."""
+        return tuple(self._policy) if isinstance(self._policy, Mapping) else None
+
+    def policy_of(self, model: str) -> tuple[str, LanguagePolicy]:
+        """The agent that a request speaks for, and its policy. Raises: KeyError for a name that no agent has."""
+        if isinstance(self._policy, Mapping):
+            return model, self._policy[model]
+        return DEFAULT_AGENT, self._policy
+
+    def record(self, agent: str, completion: Completion) -> None:
+        """Keep one answer."""
+        self.calls.append(RecordedCall(agent=agent, completion=completion))
+
+    def begin(self, task: "asyncio.Task[Any]") -> None:
+        """A request is being answered; it is given up where the session ends first."""
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def end(self) -> None:
+        """Give up what is still being answered. The record stays."""
+        for task in self._running:
+            task.cancel()
+
+    def trajectory(
+        self, episode: EpisodeSpec, reward: float, reason: StopReason, info: Info | None = None
+    ) -> Trajectory:
+        """All calls as one trajectory, a step each; the last one earns `reward`.
+
+        Calls stand thread after thread: one continues another where its prompt begins with exactly the tokens of that call,
+        prompt and reply; only such turns are trained as one conversation. `info` tells the numbers of calls and threads.
+
+        Raises: ValueError where nothing was said.
+        """
+        if not self.calls:
+            raise ValueError("nothing was said under this session's key; did the agent use its base_url and api_key?")
+        found = threads_of(self.calls)
+        ordered = [self.calls[number] for thread in found for number in thread]
+        steps = tuple(_step_of(call, reward if call is ordered[-1] else 0.0) for call in ordered)
+        last = ordered[-1].completion
+        return Trajectory(
+            episode=episode,
+            steps=steps,
+            final_observation={"prompt_tokens": np.concatenate([last.prompt_tokens, last.tokens])},
+            stop_reason=reason,
+            info={
+                "is_success": reason is StopReason.SUCCESS,
+                **(info or {}),
+                "num_turns": len(steps),
+                "num_threads": len(found),
+                "num_tokens": sum(len(step.chunk.tokens) for step in steps),
+            },
+        )
+
+
+def threads_of(calls: Sequence[RecordedCall]) -> list[list[int]]:
+    """Calls that continue one another by exact token prefix, as lists of their numbers, in order of their first calls.
+
+    A call continues the longest call of its agent that its prompt begins with and that none continues yet; a prompt that
+    writes the past in any other way begins a thread of its own.
+    """
+    threads: list[list[int]] = []
+    for number, call in enumerate(calls):
+        prompt = call.completion.prompt_tokens
+        best, best_length = None, 0
+        for thread in threads:
+            last = calls[thread[-1]]
+            spoken = np.concatenate([last.completion.prompt_tokens, last.completion.tokens])
+            is_prefix = len(spoken) <= len(prompt) and np.array_equal(prompt[: len(spoken)], spoken)
+            if last.agent == call.agent and is_prefix and len(spoken) > best_length:
+                best, best_length = thread, len(spoken)
+        if best is None:
+            threads.append([number])
+        else:
+            best.append(number)
+    return threads
+
+
+def _step_of(call: RecordedCall, reward: float) -> Step:
+    completion = call.completion
+    chunk = ActionChunk(
+        actions=completion.tokens[None],
+        tokens=completion.tokens,
+        log_probs=completion.log_probs,
+        weight_version=int(completion.weight_versions.min()),
+        weight_versions=completion.weight_versions,
+    )
+    return Step(
+        observation={"prompt_tokens": completion.prompt_tokens},
+        chunk=chunk,
+        rewards=np.array([reward], np.float32),
+        agent=call.agent,
+    )

@@ -1,0 +1,201 @@
+"""A verifiers rollout turned inside out: it calls a model when it likes, and an agent drives it turn by turn.
+
+verifiers ──chat completion──► endpoint ──► Relay.generate ──► what step() or reset() returns
+          ◄──────answer──────                      ◄────────── what step() is given next
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from vla_rl.endpoint.verifiers.worker import Played
+from vla_rl.errors import EnvError
+from vla_rl.types import (
+    DEFAULT_AGENT,
+    Completion,
+    EpisodeSpec,
+    Message,
+    Sampling,
+    TextOutcome,
+    TextStart,
+    ToolSpec,
+)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A model call that waits for its answer."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    answer: "asyncio.Future[Message]"
+
+
+class Relay:
+    """A policy that has others answer: each call waits in `asked`, one at a time."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[Asked] = asyncio.Queue(maxsize=1)
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+    ) -> Completion:
+        """Whatever the future in `asked` is given. Its tokens are unknown here: whoever answers has them."""
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        await self.asked.put(Asked(tuple(messages), tuple(tools), answer))
+        nothing = np.zeros(0, np.int64)
+        return Completion(
+            message=await answer,
+            prompt_tokens=nothing,
+            tokens=nothing,
+            log_probs=nothing.astype(np.float32),
+            weight_versions=nothing,
+            finish_reason="stop",
+        )
+
+
+class VerifiersEpisode:
+    """Implements `vla_rl.types.TextEnv`. A call that does not continue a known conversation begins another: its agent is
+    named `policy-2`, `policy-3` and so on, and is the same policy unless each name has its own.
+
+    Args:
+        episode: what is played.
+        relay: the policy that the rollout calls.
+        play: begins the rollout.
+        success_at: rewards from here on count as success.
+    """
+
+    def __init__(
+        self,
+        episode: EpisodeSpec,
+        relay: Relay,
+        play: Callable[[], Coroutine[Any, Any, Played]],
+        success_at: float,
+    ) -> None:
+        self._episode, self._relay, self._play, self._success_at = episode, relay, play, success_at
+        self._playing: asyncio.Task[Played] | None = None
+        self._pending: Asked | None = None
+        self._agent = DEFAULT_AGENT
+        self._heard: dict[str, list[Message]] = {}
+        self._tools: dict[str, tuple[ToolSpec, ...]] = {}
+
+    @property
+    def episode(self) -> EpisodeSpec:
+        """The episode this lease is for."""
+        return self._episode
+
+    async def reset(self) -> TextStart:
+        """Begin the rollout, and wait for its first call. Raises: EnvError where it ends without one."""
+        if self._playing is not None:
+            raise RuntimeError("an episode is reset once; lease the next one.")
+        self._playing = asyncio.get_running_loop().create_task(self._play(), name="verifiers rollout")
+        played = await self._next()
+        if played is not None:
+            raise EnvError(f"the verifiers rollout of {self._episode.task} ended without calling the model once")
+        messages, tools = self._hear()
+        return TextStart(messages=messages, tools=tools, agent=self._agent)
+
+    async def step(self, message: Message) -> TextOutcome:
+        """Answer the call that waits. Raises: EnvError where the environment fails; ActorDied where its process does."""
+        if self._pending is None:
+            raise RuntimeError("no call waits for an answer: begin with reset(), end where an outcome is terminated.")
+        self._heard[self._agent].append(message)
+        self._pending.answer.set_result(message)
+        played = await self._next()
+        if played is None:
+            messages, tools = self._hear()
+            return TextOutcome(
+                messages=messages,
+                reward=0.0,
+                terminated=False,
+                truncated=False,
+                info={},
+                agent=self._agent,
+                tools=tools,
+            )
+        return TextOutcome(
+            messages=(),
+            reward=played.reward,
+            terminated=not played.is_truncated,
+            truncated=played.is_truncated,
+            info={
+                "is_success": played.reward >= self._success_at,
+                "stop": played.stop_condition or "finished",
+                "metrics": played.metrics,
+            },
+            agent=self._agent,
+        )
+
+    async def end(self) -> None:
+        """Give the rollout up, if it still runs, and wait for its end."""
+        if self._playing is not None:
+            self._playing.cancel()
+            await asyncio.gather(self._playing, return_exceptions=True)
+
+    async def _next(self) -> Played | None:
+        """What the rollout came to, or None where it calls the model again."""
+        assert self._playing is not None
+        self._pending = None
+        asking = asyncio.get_running_loop().create_task(self._relay.asked.get(), name="call of a verifiers rollout")
+        try:
+            await asyncio.wait({asking, self._playing}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                self._pending = asking.result()
+                return None
+            return self._playing.result()
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    def _hear(self) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+        """Which conversation the call continues, and what is new in it."""
+        assert self._pending is not None
+        asked = self._pending.messages
+        best = max(
+            (name for name, heard in self._heard.items() if _continues(asked, heard)),
+            key=lambda name: len(self._heard[name]),
+            default=None,
+        )
+        if best is None:
+            best = DEFAULT_AGENT if not self._heard else f"{DEFAULT_AGENT}-{len(self._heard) + 1}"
+            self._heard[best] = []
+        heard = self._heard[best]
+        names = _names_of_calls(asked, heard)
+        new = tuple(
+            msgspec.structs.replace(message, tool_call_id=names.get(message.tool_call_id or "", message.tool_call_id))
+            for message in asked[len(heard) :]
+        )
+        heard += new
+        self._agent = best
+        changed = self._tools.get(best) != self._pending.tools
+        self._tools[best] = self._pending.tools
+        return new, self._pending.tools if changed else ()
+
+
+def _continues(asked: Sequence[Message], heard: Sequence[Message]) -> bool:
+    return len(asked) >= len(heard) and all(_says_the_same(*pair) for pair in zip(asked, heard, strict=False))
+
+
+def _says_the_same(left: Message, right: Message) -> bool:
+    """Whether two messages are the same but for ids, and spaces around the text, which came through another program."""
+    return (left.role, left.content.strip(), [(call.name, call.arguments) for call in left.tool_calls]) == (
+        right.role,
+        right.content.strip(),
+        [(call.name, call.arguments) for call in right.tool_calls],
+    )
+
+
+def _names_of_calls(asked: Sequence[Message], heard: Sequence[Message]) -> dict[str, str]:
+    """The ids that the policy gave its tool calls, by those that came back."""
+    return {
+        theirs.id: ours.id
+        for told, said in zip(asked, heard, strict=False)
+        for theirs, ours in zip(told.tool_calls, said.tool_calls, strict=True)
+    }

@@ -1,0 +1,131 @@
+"""A verifiers environment as a pool of text environments, so that `chat_agent`, groups and schedulers play it as any other.
+
+config = VerifiersConfig(env="gsm8k", python="/venvs/verifiers/bin/python")
+async with Runtime() as runtime, VerifiersPool(runtime, config) as pool:
+    ...                                         # `pool.starts()`: one start for each row of its data set
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from vla_rl.actors import ChildProcess, RestartPolicy, Runtime
+from vla_rl.actors.waits import waiting
+from vla_rl.endpoint.server import Endpoint
+from vla_rl.endpoint.verifiers.episode import Relay, VerifiersEpisode
+from vla_rl.endpoint.verifiers.worker import VerifiersWorker
+from vla_rl.errors import DataError
+from vla_rl.rollout import TaskStart
+from vla_rl.types import Config, EnvSpec, EpisodeSpec
+
+
+class VerifiersConfig(Config, frozen=True, kw_only=True):
+    """One environment of the verifiers library (0.1.9 to 0.2), in a process of its own."""
+
+    env: str
+    """As `verifiers.load_environment` takes it."""
+
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of the environment."""
+
+    python: str | None = None
+    """Interpreter that has verifiers, the environment, and what an actor needs (msgspec, numpy, pyzmq, uvloop, aiohttp and
+    vla_rl); None for this one."""
+
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    """Environment variables of the process, such as the keys that its judges need."""
+
+    num_envs: int = 64
+    """Rollouts at a time."""
+
+    success_at: float = 1.0
+    """Rewards from here on count as success."""
+
+    start_timeout_s: float = 600.0
+    """For importing verifiers and loading the environment with its data set."""
+
+    def __post_init__(self) -> None:
+        self.require(self.num_envs >= 1, "num_envs", ">= 1")
+        self.require(self.start_timeout_s > 0, "start_timeout_s", "> 0 seconds")
+
+
+class VerifiersPool:
+    """Implements `vla_rl.types.EnvPool`. `EpisodeSpec.options["row"]` says which row is played, otherwise the seed does.
+
+    Raises on entering: ConfigError where verifiers or the environment is not there.
+    """
+
+    def __init__(self, runtime: Runtime, config: VerifiersConfig) -> None:
+        self._runtime, self._config = runtime, config
+        self._endpoint = Endpoint()
+        self._free = asyncio.Semaphore(config.num_envs)
+        self._worker: VerifiersWorker | None = None
+        self._num_rows = 0
+
+    async def __aenter__(self) -> Self:
+        config = self._config
+        await self._endpoint.__aenter__()
+        try:
+            self._worker = await self._runtime.spawn(
+                VerifiersWorker,
+                config.env,
+                config.arguments,
+                name=f"verifiers {config.env}",
+                placement=ChildProcess(python=config.python, env=config.environment),
+                restart=RestartPolicy(),
+                start_timeout_s=config.start_timeout_s,
+                mailbox=2 * config.num_envs,
+            )
+            self._num_rows = await self._worker.num_rows()
+        except BaseException:
+            await self._endpoint.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._endpoint.__aexit__(kind, error, trace)
+        if self._worker is not None:
+            await self._runtime.stop(self._worker)
+
+    @property
+    def num_envs(self) -> int:
+        """How many episodes can play at the same time."""
+        return self._config.num_envs
+
+    def starts(self) -> list[TaskStart]:
+        """One start for each row of the data set; while the pool is open."""
+        spec = EnvSpec(id=self._config.env, kwargs=self._config.arguments)
+        task = f"verifiers/{self._config.env}"
+        return [TaskStart(env=spec, task=task, options={"row": row}) for row in range(self._num_rows)]
+
+    @asynccontextmanager
+    async def lease(self, episode: EpisodeSpec) -> AsyncIterator[VerifiersEpisode]:
+        """A rollout for this episode; leaving the context ends it. Raises: DataError for a row that is not there."""
+        worker = self._worker
+        if worker is None:
+            raise RuntimeError("the pool of verifiers environments is not open; use `async with`.")
+        row = episode.options.get("row", episode.seed % max(1, self._num_rows))
+        if not isinstance(row, int) or not 0 <= row < self._num_rows:
+            raise DataError(f"row {row!r} of {self._config.env}, expected a number from 0 to {self._num_rows - 1}")
+        with waiting(f"episode {episode.episode_id}", on=f"a free rollout of {self._config.env}"):
+            await self._free.acquire()
+        try:
+            relay = Relay()
+            with self._endpoint.session(relay) as session:
+
+                async def play() -> Any:
+                    return await worker.play(row, session.base_url, session.api_key)
+
+                env = VerifiersEpisode(episode, relay, play, self._config.success_at)
+                try:
+                    yield env
+                finally:
+                    await env.end()
+        finally:
+            self._free.release()
