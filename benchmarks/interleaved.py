@@ -29,4 +29,11 @@ def print_table(title: str, rows: Mapping[str, object]) -> None:
 
 def print_json_line(figures: Mapping[str, object]) -> None:
     """Print the figures as the one JSON line that a benchmark ends with."""
-    print(json.dumps({name: round(v, 4) if isinstance(v, float) else v for name, v in figures.items()}), flush=True)
+    print(json.dumps({name: _shortened(value) for name, value in figures.items()}), flush=True)
+
+
+def _shortened(value: object) -> object:
+    """Four decimals; four digits of what would vanish then."""
+    if not isinstance(value, float):
+        return value
+    return round(value, 4) if abs(value) >= 0.01 else float(f"{value:.4g}")

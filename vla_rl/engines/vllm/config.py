@@ -1,0 +1,67 @@
+"""The configuration of vLLM engines; it imports in an instant, without torch or vLLM."""
+
+from typing import Literal, TypeAlias
+
+from vla_rl.types import Config
+
+UpdateMode: TypeAlias = Literal["drain", "keep", "restart"]
+"""What becomes of requests that run when new weights come."""
+
+
+class VllmConfig(Config, frozen=True, kw_only=True):
+    """Engine processes, and how they take new weights."""
+
+    num_engines: int = 1
+    """Engine processes, each with a copy of the weights; requests go to the least loaded, conversations stay."""
+
+    update_mode: UpdateMode = "keep"
+    """`drain`: running requests end with the old weights first; `keep`: they stop, what they computed is computed again with
+    the new weights, and they go on; `restart`: they begin again from their prompts. An action chunk is always of one
+    version: in `keep`, one that an update ran through is asked again."""
+
+    num_threads: int = 1
+    """Threads that one engine computes with on a CPU; more than there are idle cores spin at barriers."""
+
+    kv_cache_gib: int = 1
+    """Memory of one engine for keys and values on a CPU, in GiB."""
+
+    gpu_memory_share: float = 0.4
+    """Share of a GPU's memory that one engine takes; the learner needs the rest."""
+
+    max_requests: int = 64
+    """Most requests that one engine computes together."""
+
+    max_step_tokens: int = 8192
+    """Most tokens that one engine reads in one step; at least one whole prompt is read."""
+
+    can_sleep: bool = False
+    """Let `sleep` free an engine's memory for a learner on the same GPU; only CUDA builds can."""
+
+    attempts: int = 3
+    """How often a request is asked before its caller is told that engines die; 1 tells it at once."""
+
+    max_restarts: int = 5
+    """Times in a row that an engine is started again without having answered once; then the run ends with the cause."""
+
+    startup_s: float = 300.0
+    """Time for an engine to start, take the weights and answer its first request."""
+
+    health_every_s: float = 10.0
+    """An engine that answered nobody for so long is asked for a token."""
+
+    health_timeout_s: float = 30.0
+    """Time for that token; an engine that does not give it is killed and replaced."""
+
+    update_timeout_s: float = 120.0
+    """Time for an engine to take new weights; one that does not is killed and replaced."""
+
+    verify_checksums: bool = False
+    """Compare what every engine sees of new weights with what was written, by CRC-32, before any of them applies them."""
+
+    def __post_init__(self) -> None:
+        for field in ("num_engines", "num_threads", "kv_cache_gib", "max_requests", "max_step_tokens", "attempts"):
+            self.require(getattr(self, field) >= 1, field, "at least 1")
+        self.require(self.max_restarts >= 0, "max_restarts", "at least 0")
+        self.require(0.0 < self.gpu_memory_share <= 1.0, "gpu_memory_share", "a share above 0 and at most 1")
+        for field in ("startup_s", "health_every_s", "health_timeout_s", "update_timeout_s"):
+            self.require(getattr(self, field) > 0.0, field, "above 0 seconds")

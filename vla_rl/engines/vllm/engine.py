@@ -1,0 +1,346 @@
+"""`VllmEngine`: what the rest of the package sees of vLLM. The protocol of `TorchEngine`, over engine processes.
+
+    act, generate ─► route ─► Replica ─► answer            a dead replica's request is asked of another
+    adopt (device lane) ─► stage ─► publish (loop) ─► every replica, or none
+    keeper of each replica: start ─► health ─► death ─► start again, with the weights of now
+
+Invariant: a replica is asked only while its weights are those of `weight_version`, so nothing is sampled from weights that
+no version names; publications and newly started replicas take turns under one lock.
+"""
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from torch import nn
+
+from vla_rl.engines.config import EngineConfig
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
+from vla_rl.engines.vllm.keeper import Keeper
+from vla_rl.engines.vllm.layout import write_folder
+from vla_rl.engines.vllm.publication import Publication, UpdateTimes
+from vla_rl.engines.vllm.replica import Replica
+from vla_rl.engines.vllm.requests import Answer
+from vla_rl.engines.vllm.served import EngineRequest, ServedActions, ServedLanguage
+from vla_rl.engines.vllm.staging import StagedWeights
+from vla_rl.errors import ActorDied, ConfigError, ContextOverflow
+from vla_rl.rollout import BatchStats, DecisionGauge
+from vla_rl.rollout.owned_tasks import leave
+from vla_rl.types import ActionChunk, Completion, Message, Observation, Sampling, ToolSpec
+
+MAX_QUEUE = 4096
+"""Requests that are being asked at the same time; further callers wait."""
+
+
+class VllmEngine:
+    """Answers `act`, or `generate`, for any number of episodes with engine processes that hold copies of the weights.
+
+    Owned by `async with`; opening it takes as long as the slowest engine's start.
+
+    Args:
+        served: the policy, as `vla_rl.models.serving.serve` makes it.
+        lane: prepares observations, and calls `adopt`; shared with the learner.
+        config: `vllm` of it for the engines, and limits of replies.
+        weight_version: updates already applied to the weights of `served.network`.
+
+    Raises: ConfigError where vLLM is missing, of another version, or cannot do what the configuration asks.
+    """
+
+    def __init__(
+        self, served: ServedActions | ServedLanguage, lane: DeviceLane, config: EngineConfig, weight_version: int = 0
+    ) -> None:
+        build, _ = require_vllm()
+        require_plugin()
+        if config.vllm.can_sleep and build == "cpu":
+            raise ConfigError("VllmConfig.can_sleep is True, but a CPU build of vLLM cannot sleep; expected False here")
+        if config.is_deterministic:
+            raise ConfigError(
+                "EngineConfig.is_deterministic is True, expected False with engine 'vllm': what is computed together in an "
+                "engine process depends on timing. Take engine 'torch' to reproduce a run bit by bit."
+            )
+        self._served, self._lane, self._config = served, lane, config
+        self._layout = served.layout
+        self._weight_version = weight_version
+        self._remote = nn.Module()
+        self._publication = Publication(config.vllm)
+        self._gauge = DecisionGauge()
+        self._room = asyncio.Semaphore(MAX_QUEUE)
+        self._changed = asyncio.Event()
+        self._homes: WeakKeyDictionary[asyncio.Task[Any], Replica] = WeakKeyDictionary()
+        self._numbers = itertools.count()
+        self._keepers: list[Keeper] = []
+        self._tasks: asyncio.TaskGroup | None = None
+        self._caring: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened_at = 0.0
+
+    async def __aenter__(self) -> Self:
+        """Start all engines. Raises: ActorDied saying why one does not start."""
+        loop = asyncio.get_running_loop()
+        self._opened_at = loop.time()
+        async with AsyncExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla_rl_engine_")))
+            write_folder(folder, self._layout)
+            stack.callback(self._publication.close)
+            if self._publication.current is None:
+                network, version = self._served.network, self._weight_version
+                self._publication.current = await self._lane.run(self._write, network, version, work="publish")
+            self._loop = loop
+            for _ in range(self._config.vllm.num_engines):
+                keeper = Keeper(
+                    lambda: self._new_replica(folder), self._publication, self._config.vllm, self._wake_callers
+                )
+                stack.push_async_callback(keeper.close)
+                self._keepers.append(keeper)
+                await keeper.open()
+            self._tasks = asyncio.TaskGroup()
+            await self._tasks.__aenter__()
+            self._caring = [self._tasks.create_task(keeper.run(), name="vllm engine") for keeper in self._keepers]
+            self._resources = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End all engines; whoever still waits gets a RuntimeError or `ActorDied`."""
+        self._loop = None
+        assert self._tasks is not None
+        for task in self._caring:
+            task.cancel()
+        try:
+            await leave(self._tasks, kind, error, traceback)
+        finally:
+            async with self._publication.turn:  # an update that began is carried to its end
+                await self._resources.aclose()
+                self._keepers.clear()
+            self._wake_callers()
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied to the weights that act from now on."""
+        return self._weight_version
+
+    @property
+    def network(self) -> nn.Module:
+        """Nothing: the weights that act lie in other processes, and are never the learner's own."""
+        return self._remote
+
+    @property
+    def update_times(self) -> list[UpdateTimes]:
+        """Of the publications so far, in order."""
+        return self._publication.times
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last update, and of the engines' lives, for a run's metrics."""
+        figures = {"engine/num_ready": float(len(self._ready())), "engine/restarts": float(self.num_restarts)}
+        if self.update_times:
+            times = self.update_times[-1]
+            figures |= {"engine/update_pause_s": times.pause_s, "engine/update_total_s": times.total_s}
+        return figures
+
+    @property
+    def num_restarts(self) -> int:
+        """Engines that were started again, all of them together."""
+        return sum(keeper.num_restarts for keeper in self._keepers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the engine processes that can be asked now."""
+        return [replica.pid for replica in self._ready()]
+
+    @property
+    def num_answers(self) -> dict[int, int]:
+        """Requests that each engine process which can be asked now has answered, by its pid."""
+        return {replica.pid: replica.num_answers for replica in self._ready()}
+
+    async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
+        """Choose an action chunk; all of it by the weights that its version names.
+
+        Raises: ValueError where the observation is not what the policy expects; ActorDied where engines died `attempts`
+        times over it; TypeError where the policy speaks.
+        """
+        served: Any = self._served
+        if self._layout.num_tokens is None:
+            raise TypeError("this engine's policy speaks, so it has no `act`; use `generate`, as chat_agent does")
+        request = await self._lane.prepare(served.request, observation)
+        answer = await self._answer(request, sampling or Sampling(), self._layout.num_tokens, ())
+        return ActionChunk(
+            actions=served.decode(answer.tokens),
+            tokens=answer.tokens,
+            log_probs=answer.log_probs,
+            weight_version=int(answer.versions[0]),
+        )
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+    ) -> Completion:
+        """The next message of a conversation. Cancelling it gives the reply up.
+
+        Args:
+            messages: the conversation so far.
+            tools: that the policy is told about.
+            sampling: temperature, or greedy, and the seed that all tokens of this reply are drawn from.
+            max_tokens: of the reply; `EngineConfig.max_reply` at most.
+
+        Raises: ContextOverflow where the prompt leaves no room; ValueError where it cannot be made of these messages;
+        ActorDied where engines died `attempts` times over it; TypeError where the policy does not speak.
+        """
+        served: Any = self._served
+        if self._layout.num_tokens is not None:
+            raise TypeError("this engine's policy chooses action chunks and does not speak; use `act`")
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
+        prompt: np.ndarray = await self._lane.prepare(served.render, tuple(messages), tuple(tools))
+        room = self._layout.context_size - len(prompt)
+        if room < 1:
+            raise ContextOverflow(len(prompt), self._layout.context_size)
+        limit = min(room, max_tokens or self._config.max_reply, self._config.max_reply)
+        stop_tokens = tuple(sorted(served.stop_tokens))
+        answer = await self._answer(EngineRequest(prompt.tolist()), sampling or Sampling(), limit, stop_tokens)
+        return Completion(
+            message=await self._lane.prepare(served.parse, answer.tokens),
+            prompt_tokens=prompt,
+            tokens=answer.tokens,
+            log_probs=answer.log_probs,
+            weight_versions=answer.versions,
+            finish_reason="stop" if answer.finish_reason == "stop" else "length",
+        )
+
+    def adopt(self, network: nn.Module, weight_version: int) -> None:
+        """Give weights and their version to all engines or to none; to be called on the device lane, which waits for it.
+
+        Before the engine is open and after it is closed, they are only remembered.
+
+        Raises: CheckpointError where they are not those of the policy that the engine was made for; nothing is applied.
+        """
+        began = time.perf_counter()
+        staged = self._write(network, weight_version)
+        loop = self._loop
+        if loop is None:
+            self._publication.current, self._weight_version = staged, weight_version
+            return
+        asyncio.run_coroutine_threadsafe(self._publish(staged, began), loop).result()
+
+    async def checksums(self) -> dict[str, str]:
+        """A digest of the weights of every engine that can be asked, by its name. Raises: ActorDied."""
+        return await self._publication.checksums(self._ready())
+
+    async def sleep(self) -> None:
+        """Give the GPU to the learner: engines let go of weights and caches. Callers wait until `wake`.
+
+        Raises: ConfigError where `can_sleep` is off, as it has to be on CPUs.
+        """
+        self._require_sleep()
+        async with self._publication.turn:
+            for replica in self._ready():
+                await replica.sleep()
+
+    async def wake(self) -> None:
+        """Engines take their memory again, with the weights of now."""
+        self._require_sleep()
+        async with self._publication.turn:
+            assert self._publication.current is not None
+            for keeper in self._keepers:
+                if keeper.replica is not None and keeper.replica.is_asleep:
+                    await keeper.replica.wake()
+                    await keeper.replica.join(self._publication.current)
+        self._wake_callers()
+
+    def stats(self) -> BatchStats:
+        """Requests, and the share of the time with one being asked; what runs together is the engines' own business."""
+        loop = asyncio.get_running_loop()
+        elapsed = loop.time() - self._opened_at
+        return BatchStats(
+            num_batches=0,
+            num_requests=self._gauge.num_decisions,
+            busy_share=self._gauge.asked_s(loop.time()) / elapsed if elapsed > 0 else 0.0,
+            num_queued=self._gauge.num_waiting,
+            batch_sizes={},
+            waits=(),
+        )
+
+    async def _answer(
+        self, request: EngineRequest, sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...]
+    ) -> Answer:
+        """Ask until somebody has answered as a whole."""
+        is_chunk = self._layout.num_tokens is not None
+        clock = asyncio.get_running_loop().time
+        deaths = 0
+        async with self._room:
+            self._gauge.enter(clock())
+            try:
+                while True:
+                    replica = await self._route()
+                    try:
+                        answer = await replica.ask(request, sampling, max_tokens, stop_tokens)
+                    except ActorDied:
+                        deaths += 1
+                        if deaths >= self._config.vllm.attempts:
+                            raise
+                        continue
+                    if not answer.is_aborted and not (is_chunk and answer.is_mixed):
+                        return answer
+            finally:
+                self._gauge.leave(clock())
+
+    async def _route(self) -> Replica:
+        """The replica to ask: where this conversation's keys and values are, else the least loaded. Waits for one.
+
+        Raises: ActorDied where all have been given up; RuntimeError where the engine is not open.
+        """
+        while True:
+            ready = self._ready()
+            if ready:
+                task = asyncio.current_task()
+                home = self._homes.get(task) if task is not None else None
+                if home not in ready or home is None:
+                    home = min(ready, key=lambda replica: replica.num_running)
+                if task is not None and self._layout.reuses_prefixes:
+                    self._homes[task] = home
+                return home
+            if self._loop is None:
+                raise RuntimeError("the vLLM engine is not open; ask inside its `async with` block")
+            failures = [keeper.failure for keeper in self._keepers if keeper.failure is not None]
+            if len(failures) == len(self._keepers):
+                raise failures[0]
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _ready(self) -> list[Replica]:
+        replicas = [keeper.replica for keeper in self._keepers]
+        return [replica for replica in replicas if replica is not None and replica.is_ready]
+
+    def _wake_callers(self) -> None:
+        self._changed.set()
+
+    def _new_replica(self, folder: Path) -> Replica:
+        return Replica(f"vllm-{next(self._numbers)}", self._served, self._config.vllm, folder)
+
+    def _write(self, network: nn.Module, version: int) -> StagedWeights:
+        return self._publication.write(self._served.tensors(network), version)
+
+    async def _publish(self, staged: StagedWeights, began: float) -> None:
+        async with self._publication.turn:
+            await self._publication.publish(staged, self._ready(), began)
+            self._weight_version = staged.version
+
+    def _require_sleep(self) -> None:
+        if not self._config.vllm.can_sleep:
+            raise ConfigError(
+                "VllmConfig.can_sleep is False, so the engines keep their memory; expected True, on CUDA. A CPU build of "
+                "vLLM cannot sleep."
+            )

@@ -1,0 +1,50 @@
+"""Temperature for greedy requests: the most likely token, and its log-prob at the temperature that was asked for.
+
+vLLM takes temperature 0 for greedy and then reports log-probs at 1. Dividing the logits before it looks for the largest
+changes no choice and makes the reported numbers those that the learner computes.
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from vla_rl.engines.vllm.adapter import LogitsProcessor
+
+TEMPERATURE: Final = "greedy_temperature"
+"""Key of a request's `extra_args`."""
+
+
+class GreedyTemperature(LogitsProcessor):  # type: ignore[misc]
+    """Divides the rows of greedy requests by their temperature."""
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._temperatures: dict[int, float] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """No: vLLM would leave it out for greedy requests, which it is for."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follow requests from row to row."""
+        if batch_update is None:
+            return
+        rows = self._temperatures
+        for row in batch_update.removed:
+            rows.pop(row, None)
+        for row, params, *_ in batch_update.added:
+            rows.pop(row, None)
+            if params.extra_args and TEMPERATURE in params.extra_args:
+                rows[row] = params.extra_args[TEMPERATURE]
+        for source, target, direction in batch_update.moved:
+            there, back = rows.pop(source, None), rows.pop(target, None)
+            if there is not None:
+                rows[target] = there
+            if back is not None and direction.name == "SWAP":
+                rows[source] = back
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """In place, [rows, vocabulary]."""
+        for row, temperature in self._temperatures.items():
+            logits[row] /= temperature
+        return logits

@@ -1,0 +1,65 @@
+"""The folder and the arguments that an engine is started with."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from vla_rl.engines.vllm.config import VllmConfig
+from vla_rl.engines.vllm.served import EngineLayout
+
+TRANSFER_BACKEND: Final = "vla_rl"
+"""vLLM's name for weights that come through shared memory."""
+
+TRANSFER_CLASS: Final = ("vla_rl.engines.vllm.transfer", "SharedMemoryTransfer")
+
+WORKER_EXTENSION: Final = "vla_rl.engines.vllm.transfer.WorkerExtension"
+
+LOGITS_PROCESSOR: Final = "vla_rl.engines.vllm.greedy:GreedyTemperature"
+
+
+def write_folder(folder: Path, layout: EngineLayout) -> None:
+    """Everything of a checkpoint folder but weights, which come from the learner."""
+    (folder / "config.json").write_bytes(msgspec.json.encode(layout.config))
+    for name, data in layout.files.items():
+        (folder / name).write_bytes(data)
+
+
+def engine_arguments(
+    folder: Path, layout: EngineLayout, config: VllmConfig, *, build: str, dtype: str
+) -> dict[str, Any]:
+    """Arguments of vLLM's `AsyncEngineArgs`.
+
+    Args:
+        folder: that `write_folder` filled.
+        layout: of the policy.
+        config: of the engine.
+        build: `cpu` or `cuda`, of the vLLM that is installed.
+        dtype: of the weights, such as `float32`.
+    """
+    arguments = {
+        "model": str(folder),
+        "runner": layout.runner,
+        "dtype": dtype,
+        "load_format": "dummy",  # the learner's weights are applied before anybody is answered
+        "skip_tokenizer_init": True,
+        "max_model_len": layout.context_size,
+        # one request is one step, and a seed would not survive half a prompt
+        "max_num_batched_tokens": max(layout.context_size, config.max_step_tokens),
+        "enable_chunked_prefill": False,
+        "enable_prefix_caching": layout.reuses_prefixes,
+        "max_num_seqs": config.max_requests,
+        "enforce_eager": build == "cpu" or layout.runner == "pooling",
+        "worker_extension_cls": WORKER_EXTENSION,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if layout.features:
+        arguments |= {"limit_mm_per_prompt": {layout.features: 1}, "mm_processor_cache_gb": 0}
+    if layout.runner == "generate":
+        arguments |= {"logprobs_mode": "processed_logprobs", "logits_processors": [LOGITS_PROCESSOR]}
+    if build == "cpu":
+        arguments["distributed_executor_backend"] = "uni"
+    else:
+        arguments |= {"gpu_memory_utilization": config.gpu_memory_share, "enable_sleep_mode": config.can_sleep}
+    return arguments

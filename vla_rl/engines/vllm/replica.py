@@ -1,0 +1,273 @@
+"""One engine process: started, asked, given weights, checked, and ended whatever state it is in.
+
+    build ─► join: weights, first token ─► ready ─► dead          each way out ends the process
+
+Whoever waits for an answer of a dead one gets `ActorDied` as soon as its socket or process is gone.
+"""
+
+import asyncio
+import hashlib
+import itertools
+import os
+import random
+import signal
+import threading
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+
+from vla_rl.actors.waits import note_progress, waiting
+from vla_rl.engines.threads import run_to_its_end
+from vla_rl.engines.vllm.adapter import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    EngineDeadError,
+    WeightTransferConfig,
+    engine_environment,
+    require_vllm,
+)
+from vla_rl.engines.vllm.config import UpdateMode, VllmConfig
+from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, engine_arguments
+from vla_rl.engines.vllm.requests import Answer, engine_input, engine_parameters, generated_answer, pooled_answer
+from vla_rl.engines.vllm.served import EngineRequest, ServedPolicy
+from vla_rl.engines.vllm.staging import StagedWeights
+from vla_rl.errors import ActorDied, ActorFrozen, CheckpointError
+from vla_rl.types import Sampling
+
+T = TypeVar("T")
+
+_building = threading.Lock()
+"""Engines are built one after another: each needs the process's environment variables for itself."""
+
+_names = itertools.count()
+
+SHUTDOWN_S = 0.5
+
+
+class Replica:
+    """An engine process and the client to it. Built by `build`, in a thread.
+
+    Attributes:
+        name: for messages.
+        num_running: requests that were asked and not answered.
+        is_ready: it may be asked.
+        weight_version: of the weights that it has; -1 before the first.
+        died: set once it is gone.
+        num_answers: given since it started.
+        is_asleep: between `sleep` and `wake`.
+        cause: of its death.
+    """
+
+    def __init__(self, name: str, served: ServedPolicy, config: VllmConfig, folder: Path) -> None:
+        self.name, self._layout, self._config = name, served.layout, config
+        self._sample = served.sample_request()
+        self._folder = folder
+        self._dtype = str(next(served.network.parameters()).dtype).removeprefix("torch.")
+        self.num_running = self.num_answers = self.pid = 0
+        self.weight_version = -1
+        self.is_ready = self.is_asleep = False
+        self.died = asyncio.Event()
+        self.cause = "not started"
+        self._asking: set[asyncio.Timeout] = set()
+        self._pidfd: int | None = None
+        self._llm: Any = None
+
+    async def build(self) -> None:
+        """Start the process, without weights yet. Raises: ActorDied, whatever the reason."""
+        try:
+            async with asyncio.timeout(self._config.startup_s):
+                with waiting(f"engine {self.name!r}", on="its process to start"):
+                    await run_to_its_end(self._build)
+                (self.pid,) = await self._call("process_id")
+                self._watch_process()
+        except TimeoutError as error:
+            raise self.note_death(f"did not start within startup_s = {self._config.startup_s}", frozen=True) from error
+        except (RuntimeError, ValueError, OSError) as error:
+            raise self.note_death(f"could not start: {error}") from error
+
+    async def join(self, staged: StagedWeights) -> None:
+        """Take weights, answer once, and be ready. Raises: ActorDied, whatever the reason."""
+        try:
+            await self.stage(staged, verify=False)
+            await self.apply(staged)
+            await self.check_health()
+        except (RuntimeError, ValueError, CheckpointError) as error:
+            raise self.note_death(f"could not begin: {error}", frozen=True) from error
+        self.is_ready = True
+        note_progress("engines started")
+
+    async def ask(
+        self, request: EngineRequest, sampling: Sampling, max_tokens: int = 1, stop_tokens: tuple[int, ...] = ()
+    ) -> Answer:
+        """One answer; cancelling it aborts the request. Raises: ActorDied; ValueError for what vLLM does not take."""
+        name = f"{self.name}-{next(_names)}"
+        prompt = engine_input(request, self._layout.features, name)
+        parameters = engine_parameters(self._layout, sampling, max_tokens, stop_tokens)
+        is_pooling = self._layout.runner == "pooling"
+        if self.died.is_set():
+            raise self.death()
+        ask = self._llm.encode if is_pooling else self._llm.generate
+        self.num_running += 1
+        given_up = asyncio.timeout(None)
+        try:
+            async with given_up:
+                self._asking.add(given_up)
+                try:
+                    async for output in ask(prompt, parameters, name):
+                        last = output
+                finally:
+                    self._asking.discard(given_up)
+        except EngineDeadError as error:
+            raise self.note_death("its process is gone") from error
+        except TimeoutError as error:
+            if not given_up.expired():
+                raise
+            raise self.death() from error
+        finally:
+            self.num_running -= 1
+        self.num_answers += 1
+        return pooled_answer(last, self._layout) if is_pooling else generated_answer(last)
+
+    async def check_health(self) -> None:
+        """Have it sample a token of a real prompt. Raises: ActorFrozen, and kills it, where it does not in time."""
+        try:
+            async with asyncio.timeout(self._config.health_timeout_s):
+                await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
+        except TimeoutError as error:
+            raise self.note_death(f"gave no token for {self._config.health_timeout_s} s", frozen=True) from error
+
+    async def stage(self, staged: StagedWeights, *, verify: bool) -> list[int]:
+        """Have it map and check new weights; it goes on with the old ones. Gives the CRC-32 that each worker sees.
+
+        Raises: CheckpointError where they do not fit; ActorDied.
+        """
+        try:
+            seen: list[int] = await self._call("stage_weights", (msgspec.msgpack.encode(staged), verify))
+            return seen
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"engine {self.name!r} refuses the weights: {error}") from error
+
+    async def pause(self, mode: UpdateMode) -> None:
+        """Let nothing begin from now on; what runs ends, is frozen or is aborted. Raises: ActorDied."""
+        vllm_mode = {"drain": "wait", "keep": "keep", "restart": "abort"}[mode]
+        await self._await(self._llm.pause_generation(mode=vllm_mode, clear_cache=mode != "keep"))
+
+    async def apply(self, staged: StagedWeights) -> None:
+        """Load staged weights, forgetting all that older ones computed. Nothing may be running. Raises: ActorDied."""
+        await self._call("apply_weights", (staged.version,))
+        await self._await(self._llm.update_weight_version(str(staged.version)))
+        await self._await(self._llm.reset_prefix_cache(reset_running_requests=True))
+        await self._await(self._llm.reset_encoder_cache())
+        self.weight_version = staged.version
+
+    async def resume(self) -> None:
+        """Go on with what waits. Raises: ActorDied."""
+        await self._await(self._llm.resume_generation())
+
+    async def checksum(self) -> str:
+        """A digest of the weights it holds, in its kernels' layout. Raises: ActorDied."""
+        parts = await self._await(self._llm.compute_weight_checksums())
+        text = "\n".join(f"{name} {value}" for part in parts for name, value in sorted(part.items()))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    async def is_paused(self) -> bool:
+        """Whether it is paused. Raises: ActorDied."""
+        return bool(await self._await(self._llm.is_paused()))
+
+    async def sleep(self) -> None:
+        """Give the memory of weights and caches back; nothing may be asked until `wake`. Raises: ActorDied."""
+        self.is_ready, self.is_asleep = False, True
+        await self._await(self._llm.sleep(level=2))
+
+    async def wake(self) -> None:
+        """Take memory again; `join` has to follow. Raises: ActorDied."""
+        await self._await(self._llm.wake_up())
+        self.is_asleep = False
+
+    def note_death(self, cause: str, *, frozen: bool = False) -> ActorDied:
+        """It is not to be used any more; a frozen process is killed, so that nothing of it answers later."""
+        if not self.died.is_set():
+            self.cause, self.is_ready = cause, False
+            self.died.set()
+            # vLLM tells them too, but only once it has cleaned up
+            now = asyncio.get_running_loop().time()
+            for given_up in self._asking:
+                given_up.reschedule(now)
+        if frozen and self.pid:
+            self._kill()
+        return ActorFrozen(self.name, self.pid, cause) if frozen else self.death()
+
+    async def close(self) -> None:
+        """End the process, politely if it still listens; give back what the client holds."""
+        self.note_death("closed")
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await run_to_its_end(llm.shutdown, SHUTDOWN_S)
+        if self.pid:
+            self._kill()
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    def _watch_process(self) -> None:
+        """Know of its end at once, by the descriptor that the kernel makes readable then."""
+        self._pidfd = os.pidfd_open(self.pid)
+
+        def ended() -> None:
+            assert self._pidfd is not None
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            self.note_death("its process is gone")
+
+        asyncio.get_running_loop().add_reader(self._pidfd, ended)
+
+    def _build(self) -> None:
+        build, _ = require_vllm()
+        arguments = engine_arguments(self._folder, self._layout, self._config, build=build, dtype=self._dtype)
+        with (
+            _building,
+            _same_random_state(),
+            engine_environment(self._config.num_threads, self._config.kv_cache_gib, self._config.startup_s),
+        ):
+            transfer = WeightTransferConfig(backend=TRANSFER_BACKEND)
+            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, weight_transfer_config=transfer))
+
+    async def _call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
+        return await self._await(self._llm.collective_rpc(method, args=args))
+
+    async def _await(self, call: Awaitable[T]) -> T:
+        """What an engine's own bookkeeping answers. Raises: ActorDied, ActorFrozen after `update_timeout_s`."""
+        try:
+            async with asyncio.timeout(self._config.update_timeout_s):
+                return await call
+        except EngineDeadError as error:
+            raise self.note_death("its process is gone") from error
+        except TimeoutError as error:
+            raise self.note_death(f"did not answer for {self._config.update_timeout_s} s", frozen=True) from error
+
+    def death(self) -> ActorDied:
+        """What whoever asks it from now on is told."""
+        return ActorDied(self.name, self.pid, self.cause)
+
+    def _kill(self) -> None:
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+class _same_random_state:
+    """vLLM seeds the generators of the process that builds an engine; afterwards they are as they were."""
+
+    def __enter__(self) -> None:
+        self._state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+    def __exit__(self, *_: object) -> None:
+        python, numpy, of_torch = self._state
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(of_torch)

@@ -1,0 +1,126 @@
+"""The engine process's side of a weight update: from memory that the learner staged into vLLM's own layout.
+
+    stage_weights (while it generates)  map the memory, check that it is whole
+    start, update, finish (paused)      layer by layer: load, repack as the kernels want it, copy over the old ones
+
+Everything that can be refused is refused in the first step, when nothing has been touched.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from vla_rl.engines.vllm.adapter import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+from vla_rl.engines.vllm.staging import MappedWeights, StagedWeights
+from vla_rl.errors import CheckpointError
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Nothing has to be agreed on beforehand."""
+
+
+@dataclass
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Which staged version to load."""
+
+    version: int
+
+
+class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
+    """Loads staged weights into the model of this process; registered as the backend `vla_rl`."""
+
+    init_info_cls = NoInit
+    update_info_cls = UpdateInfo
+    staged: MappedWeights | None = None
+    layout: tuple[Any, ...] | None = None
+
+    def stage(self, staged: StagedWeights) -> MappedWeights:
+        """Map a version and check that it is like the first one. Raises: CheckpointError."""
+        if self.layout is not None and staged.places != self.layout:
+            raise CheckpointError("the staged weights are not the tensors that this engine began with")
+        mapped = MappedWeights(staged)
+        self.layout, self.staged = staged.places, mapped
+        return mapped
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        """Make every layer ready to be loaded anew."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load the staged version. Raises: CheckpointError where another one, or none, is staged."""
+        info = self.parse_update_info(update_info)
+        self.receive_weights(info)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: UpdateInfo) -> None:
+        """The same without waiting for the device."""
+        if self.staged is None or self.staged.version != update_info.version:
+            found = "none" if self.staged is None else f"version {self.staged.version}"
+            raise CheckpointError(f"{found} is staged, expected version {update_info.version}")
+        self.model.load_weights(self.staged.tensors())
+
+    def finish_weight_update(self) -> None:
+        """Repack what is loaded, and let go of the memory."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        _repack_tied(self.model)
+        assert self.staged is not None
+        self.model.weight_version = self.staged.version
+        self.staged = None
+
+    def shutdown(self) -> None:
+        """Let go of the memory."""
+        self.staged = None
+
+
+def _repack_tied(model: nn.Module) -> None:
+    """Repack heads that share their weight with the embedding: a load reaches the embedding alone, and the head's kernel
+    would go on with a packed copy of older weights."""
+    owners: dict[int, list[Any]] = {}
+    for module in model.modules():
+        weight = module._parameters.get("weight")
+        if weight is not None:
+            owners.setdefault(id(weight), []).append(module)
+    for sharing in owners.values():
+        for module in sharing if len(sharing) > 1 else ():
+            if hasattr(module, "quant_method"):
+                module.quant_method.process_weights_after_loading(module)
+
+
+class WorkerExtension:
+    """Methods that every worker of an engine has besides vLLM's own; called by `collective_rpc`."""
+
+    weight_transfer_engine: SharedMemoryTransfer
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
+
+    def stage_weights(self, staged: bytes, verify: bool) -> int:
+        """Check and map a version, `StagedWeights` as msgpack; gives the CRC-32 of what this process sees, if asked for."""
+        mapped = self.weight_transfer_engine.stage(msgspec.msgpack.decode(staged, type=StagedWeights))
+        return mapped.checksum() if verify else 0
+
+    def apply_weights(self, version: int) -> None:
+        """Load the staged version, in one call: between its steps nothing may be asked."""
+        self.start_weight_update()
+        self.update_weights({"version": version})
+        self.finish_weight_update()
+
+    def process_id(self) -> int:
+        """Of this process, whose death is the engine's."""
+        return os.getpid()

@@ -1,0 +1,15 @@
+"""Names that the asking process and the engine processes agree on."""
+
+from typing import Final
+
+MODEL_TYPE: Final = "vla_rl"
+"""`model_type` of the configurations that `ServedConfig` reads."""
+
+OPENVLA: Final = "VlaRlOpenVla"
+OPENVLA_OFT: Final = "VlaRlOpenVlaOft"
+
+ARCHITECTURES: Final = {
+    OPENVLA: "vla_rl.models.serving.openvla:ServedOpenVla",
+    OPENVLA_OFT: "vla_rl.models.serving.openvla_oft:ServedOpenVlaOft",
+}
+"""`architectures` in a configuration, and where each class is."""

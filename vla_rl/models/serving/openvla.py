@@ -1,0 +1,14 @@
+"""OpenVLA inside an engine process: token after token, as vLLM generates."""
+
+from typing import Any
+
+from vla_rl.models.openvla.config import OpenVlaConfig
+from vla_rl.models.serving.prismatic import ServedPrismatic, policy_config, register_processor
+
+
+@register_processor
+class ServedOpenVla(ServedPrismatic):
+    """A causal trunk behind two towers; each of its tokens is sampled by vLLM."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config, policy_config(vllm_config, OpenVlaConfig), None, prefix)

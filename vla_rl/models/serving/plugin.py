@@ -1,0 +1,42 @@
+"""vLLM's plugin: what an engine process has to know of this package before it builds a model.
+
+Called by vLLM itself, by the entry point `vllm.general_plugins`, in the process that asks and in every engine process.
+"""
+
+import multiprocessing
+import os
+import threading
+from typing import Final
+
+from vla_rl.engines.vllm.adapter import ModelRegistry, WeightTransferEngineFactory
+from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, TRANSFER_CLASS
+from vla_rl.models.serving.names import ARCHITECTURES, MODEL_TYPE
+
+_WATCHER: Final = "vla_rl-parent"
+
+
+def register() -> None:
+    """Make architectures, configuration and weight transfer known, once a process; watch the parent of a child process."""
+    from transformers import AutoConfig
+
+    from vla_rl.models.serving.config import ServedConfig
+
+    AutoConfig.register(MODEL_TYPE, ServedConfig, exist_ok=True)
+    if not ARCHITECTURES.keys() <= set(ModelRegistry.get_supported_archs()):
+        for name, place in ARCHITECTURES.items():
+            ModelRegistry.register_model(name, place)
+        WeightTransferEngineFactory.register_engine(TRANSFER_BACKEND, *TRANSFER_CLASS)
+    _leave_with_the_parent()
+
+
+def _leave_with_the_parent() -> None:
+    """A killed parent says no goodbye, and an engine process would wait for it for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is None or any(thread.name == _WATCHER for thread in threading.enumerate()):
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name=_WATCHER, daemon=True).start()
