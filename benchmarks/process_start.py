@@ -28,7 +28,7 @@ Start = Literal["fork", "spawn"]
 async def started(runtime: Runtime, config: SimulatorConfig, env: EnvSpec, index: int) -> SimulatorProcess:
     """One process with its environment built."""
     process = await SimulatorProcess.start(runtime, f"{config.start}-{index}", config, index, (env,))
-    await process.open(env)
+    await process.simulators[0].open(env)
     return process
 
 
@@ -57,7 +57,7 @@ async def private_mb(start: Start, env: EnvSpec) -> float:
     config = SimulatorConfig(start=start)
     async with Runtime(name="memory") as runtime:
         processes = [await started(runtime, config, env, index) for index in range(2)]
-        await processes[0].reset(0, None)
+        await processes[0].simulators[0].reset(0, None)
         return processes[0].private_mb()
 
 

@@ -112,7 +112,7 @@ async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(caplog
 async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(caplog: pytest.LogCaptureFixture) -> None:
     chance = random.Random(8)
     channel = Loopback()
-    client = ActorClient("victim", table_of(Counter), mailbox=8, deadline_s=None)
+    client = ActorClient("victim", table_of(Counter), mailbox=8, deadlines_s=[None] * len(table_of(Counter).endpoints))
     client.connect(channel)
     good = [
         channel.codec.encode(Kind.RESULT, 0, 0, 1, {"a": np.ones(9000)}, "result"),

@@ -166,6 +166,21 @@ async def test_cancelling_the_owner_stops_its_children() -> None:
         os.kill(pid, 0)
 
 
+async def test_a_stop_that_was_cancelled_is_finished_with_the_runtime() -> None:
+    async with asyncio.timeout(30):
+        async with Runtime(stop_grace_s=0.2) as runtime:
+            counter = await runtime.spawn(Counter, placement=ChildProcess())
+            pid = runtime.info(counter).pid
+            os.kill(pid, signal.SIGSTOP)
+            stopping = asyncio.create_task(runtime.stop(counter))
+            await asyncio.sleep(0)  # it has begun
+            stopping.cancel()
+            await asyncio.wait([stopping])
+            assert stopping.cancelled()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
 async def test_cancelling_spawn_leaves_no_process() -> None:
     async with asyncio.timeout(30), Runtime() as runtime:
         before = children_of(os.getpid())

@@ -116,6 +116,21 @@ async def test_a_deadline_of_an_endpoint_replaces_that_of_its_actor() -> None:
         assert await patient.reset() == "ready"
 
 
+async def test_a_deadline_given_with_the_actor_replaces_that_of_its_endpoint() -> None:
+    class Patient(Actor):
+        @endpoint(deadline_s=0.1)
+        async def reset(self) -> str:
+            await asyncio.sleep(0.5)
+            return "ready"
+
+    async with asyncio.timeout(20), Runtime() as runtime:
+        patient = await runtime.spawn(Patient, deadlines_s={"reset": 30.0})
+        assert await patient.reset() == "ready"
+        for wrong in ({"restart": 1.0}, {"reset": 0.0}):
+            with pytest.raises(ValueError, match=r"expected more than 0 s, for one of \['reset'\]"):
+                await runtime.spawn(Patient, deadlines_s=wrong)
+
+
 async def test_only_endpoints_can_be_fanned_out() -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
         counter = await runtime.spawn(Counter)

@@ -18,8 +18,8 @@ from gymnasium.utils.env_checker import check_env
 from vla_rl.actors import Runtime
 from vla_rl.envs import LIBERO_SUITES, run_chunk
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.simulation import open_env
-from vla_rl.types import EnvSpec
+from vla_rl.simulation import SimulatorConfig, SimulatorPool, open_env
+from vla_rl.types import EnvSpec, EpisodeSpec
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,32 @@ async def test_it_plays_the_same_in_a_process_of_its_own(case: Case, env: gymnas
         assert_same_observation(start, expected_start)
         assert_same_observation(outcome.observation, expected)
         assert outcome.rewards.tolist() == rewards.tolist()
+
+
+async def test_it_plays_the_same_beside_another_in_one_process(case: Case, env: gymnasium.Env[Any, Any]) -> None:
+    if case is LIBERO:
+        pytest.skip("a simulator that draws has a process of its own")
+    rows = actions_for(env, 4)
+    expected_start, _ = env.reset(seed=8)
+    expected, rewards, *_ = run_chunk(env, rows)
+    spec = EnvSpec(id=case.env_id, kwargs=case.kwargs)
+    episodes = [
+        EpisodeSpec(episode_id=i, group_id=i, member=0, env=spec, task="", seed=seed, policy_seed=0)
+        for i, seed in enumerate((8, 9))
+    ]
+    config = SimulatorConfig(num_envs=2, envs_per_process=2)
+    async with (
+        asyncio.timeout(100),
+        Runtime(name="contract") as runtime,
+        SimulatorPool(runtime, config) as pool,
+        pool.lease(episodes[0]) as handle,
+        pool.lease(episodes[1]) as other,
+    ):
+        (start, _), _ = await asyncio.gather(handle.reset(), other.reset())
+        steps = await asyncio.gather(*(step for row in rows for step in (handle.step(row), other.step(row))))
+    assert_same_observation(start, expected_start)
+    assert_same_observation(steps[-2][0], expected)
+    assert [step[1] for step in steps[::2]] == rewards.tolist()
 
 
 def test_it_imports_no_torch(case: Case) -> None:

@@ -13,6 +13,7 @@ from vla_rl.simulation.restarts import RestartBudget
     ("field", "value"),
     [
         ("num_envs", 0),
+        ("envs_per_process", 0),
         ("concurrent_starts", 0),
         ("step_timeout_s", 0.0),
         ("reset_timeout_s", -1.0),
@@ -27,6 +28,13 @@ from vla_rl.simulation.restarts import RestartBudget
 def test_a_value_out_of_range_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"SimulatorConfig\.{field} is .*, expected"):
         SimulatorConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "per_process", "sizes"), [(3, 1, [1, 1, 1]), (16, 8, [8, 8]), (6, 4, [4, 2]), (3, 8, [3])]
+)
+def test_environments_fill_one_process_after_the_other(num_envs: int, per_process: int, sizes: list[int]) -> None:
+    assert SimulatorConfig(envs_per_process=per_process).envs_of_processes(num_envs) == sizes
 
 
 def test_without_devices_the_environment_is_as_configured() -> None:

@@ -13,6 +13,7 @@ EXPECTED = {
     "play_here.py": "success: True",
     "play_there.py": "[0. 0. 0. 0. 0. 0. 0. 0.] False {",
     "play_pool.py": "'simulation/leases': 6.0",
+    "play_packed.py": "8 episodes in 2 processes",
     "train_elsewhere.py": "(2, 4) [1. 1.]",
     "play_mine.py": "True after ",
 }

@@ -22,6 +22,12 @@ Episode = Callable[..., EpisodeSpec]
 STILL = np.zeros((4, 7), np.float32)
 
 
+@pytest.fixture(params=[1, 4], ids=["a process each", "four to a process"])
+def per_process(request: pytest.FixtureRequest) -> int:
+    number: int = request.param
+    return number
+
+
 async def play(pool: SimulatorPool, spec: EpisodeSpec) -> list[float]:
     """Play one chunk; the hand's place after it."""
     async with pool.lease(spec) as env:
@@ -54,8 +60,11 @@ async def play_again_where_lost(pool: SimulatorPool, spec: EpisodeSpec) -> tuple
     raise AssertionError("it died ten times")
 
 
-async def test_many_episodes_share_few_simulators(runtime: Runtime, episode: Episode) -> None:
-    async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(num_envs=2)) as pool:
+async def test_many_episodes_share_few_simulators(runtime: Runtime, episode: Episode, per_process: int) -> None:
+    async with (
+        asyncio.timeout(60),
+        SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=2)) as pool,
+    ):
         assert pool.num_envs == 2
         places = await asyncio.gather(*(play(pool, episode(number)) for number in range(8)))
         again = await asyncio.gather(*(play(pool, episode(number)) for number in range(8)))
@@ -69,8 +78,11 @@ async def test_many_episodes_share_few_simulators(runtime: Runtime, episode: Epi
         assert metrics["simulation/private_mb_max"] > 1
 
 
-async def test_a_lease_waits_for_a_free_simulator(runtime: Runtime, episode: Episode) -> None:
-    async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool:
+async def test_a_lease_waits_for_a_free_simulator(runtime: Runtime, episode: Episode, per_process: int) -> None:
+    async with (
+        asyncio.timeout(60),
+        SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
+    ):
         async with pool.lease(episode(0)):
             second = asyncio.create_task(play(pool, episode(1)))
             await until_somebody_waits(pool)
@@ -91,9 +103,9 @@ async def test_an_episode_prefers_the_simulator_that_holds_its_environment(runti
 
 @pytest.mark.parametrize(("fault", "error"), [("kill", ActorDied), ("exit", ActorDied), ("stop", ActorFrozen)])
 async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
-    runtime: Runtime, episode: Episode, tmp_path: Path, fault: str, error: type[Exception]
+    runtime: Runtime, episode: Episode, tmp_path: Path, fault: str, error: type[Exception], per_process: int
 ) -> None:
-    config = SimulatorConfig(num_envs=2, step_timeout_s=0.5)
+    config = SimulatorConfig(envs_per_process=per_process, num_envs=2, step_timeout_s=0.5)
     kwargs: dict[str, Any] = {"fault": fault, "at_step": 3, "times": 1, "ledger": str(tmp_path)}
     broken = episode(0, "vla_rl/faulty-v0", **kwargs)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
@@ -102,7 +114,8 @@ async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
             *(play_again_where_lost(pool, episode(number)) for number in range(1, 6)),
         )
         assert attempts == 1
-        assert [other_attempts for _, other_attempts in others] == [0] * 5
+        mates = [other_attempts for _, other_attempts in others]  # one more plays at the same time
+        assert mates == [0] * 5 if per_process == 1 else sum(mates) <= 1
         assert place == await play(pool, episode(0))  # the sound environment, same seed
         metrics = pool.metrics()
         cause = "frozen" if error is ActorFrozen else "died"
@@ -112,8 +125,13 @@ async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
             pass  # both seats are served again
 
 
-async def test_a_simulator_that_dies_while_idle_costs_no_episode(runtime: Runtime, episode: Episode) -> None:
-    async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool:
+async def test_a_simulator_that_dies_while_idle_costs_no_episode(
+    runtime: Runtime, episode: Episode, per_process: int
+) -> None:
+    async with (
+        asyncio.timeout(60),
+        SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
+    ):
         async with pool.lease(episode(0)) as env:
             process = env.handle.process
         os.kill(process.pid, signal.SIGKILL)
@@ -125,10 +143,13 @@ async def test_a_simulator_that_dies_while_idle_costs_no_episode(runtime: Runtim
 
 
 async def test_a_broken_environment_is_built_anew_in_the_same_process(
-    runtime: Runtime, episode: Episode, tmp_path: Path
+    runtime: Runtime, episode: Episode, tmp_path: Path, per_process: int
 ) -> None:
     broken = episode(0, "vla_rl/faulty-v0", fault="wrong_shape", at_step=2, times=1, ledger=str(tmp_path))
-    async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool:
+    async with (
+        asyncio.timeout(60),
+        SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
+    ):
         before = pool.pids
         with pytest.raises(EnvError, match=r"image is uint8 \[28, 32, 3\]"):
             await play_row_by_row(pool, broken)
@@ -136,8 +157,10 @@ async def test_a_broken_environment_is_built_anew_in_the_same_process(
         assert pool.pids == before
 
 
-async def test_a_simulator_is_replaced_after_its_number_of_episodes(runtime: Runtime, episode: Episode) -> None:
-    config = SimulatorConfig(num_envs=2, recycle_after_episodes=2)
+async def test_a_simulator_is_replaced_after_its_number_of_episodes(
+    runtime: Runtime, episode: Episode, per_process: int
+) -> None:
+    config = SimulatorConfig(envs_per_process=per_process, num_envs=2, recycle_after_episodes=2)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         before, number = set(pool.pids), itertools.count()
         while pool.metrics()["simulation/replaced/recycle_after_episodes"] < 3:
@@ -200,8 +223,10 @@ async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_o
         assert pool.metrics()["simulation/replaced/died"] == 1
 
 
-async def test_a_simulator_that_grows_is_replaced_and_no_episode_is_lost(runtime: Runtime, episode: Episode) -> None:
-    config = SimulatorConfig(num_envs=1, rss_limit_mb=150)
+async def test_a_simulator_that_grows_is_replaced_and_no_episode_is_lost(
+    runtime: Runtime, episode: Episode, per_process: int
+) -> None:
+    config = SimulatorConfig(envs_per_process=per_process, num_envs=1, rss_limit_mb=150)
     leaking = {"fault": "leak", "at_step": 1, "times": 1000}
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         attempts = [
@@ -211,8 +236,13 @@ async def test_a_simulator_that_grows_is_replaced_and_no_episode_is_lost(runtime
         assert pool.metrics()["simulation/replaced/rss_limit_mb"] >= 1
 
 
-async def test_a_cancelled_episode_gives_its_simulator_back(runtime: Runtime, episode: Episode) -> None:
-    async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool:
+async def test_a_cancelled_episode_gives_its_simulator_back(
+    runtime: Runtime, episode: Episode, per_process: int
+) -> None:
+    async with (
+        asyncio.timeout(60),
+        SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
+    ):
         leased = asyncio.Event()
 
         async def hold() -> None:
@@ -240,16 +270,21 @@ async def test_a_lease_that_is_over_cannot_be_played(runtime: Runtime, episode: 
 
 
 async def test_an_environment_that_cannot_be_built_is_refused_and_the_pool_goes_on(
-    runtime: Runtime, episode: Episode
+    runtime: Runtime, episode: Episode, per_process: int
 ) -> None:
-    async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool:
+    async with (
+        asyncio.timeout(60),
+        SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
+    ):
         with pytest.raises(EnvError, match="could not be made"):
             await play(pool, episode(0, "vla_rl/nothing-v0"))
         await play(pool, episode(1))
 
 
-async def test_more_deaths_than_chance_explains_end_the_pool_for_everybody(runtime: Runtime, episode: Episode) -> None:
-    config = SimulatorConfig(num_envs=1, max_restarts=2, restart_window_s=60)
+async def test_more_deaths_than_chance_explains_end_the_pool_for_everybody(
+    runtime: Runtime, episode: Episode, per_process: int
+) -> None:
+    config = SimulatorConfig(envs_per_process=per_process, num_envs=1, max_restarts=2, restart_window_s=60)
     dying = episode(0, "vla_rl/faulty-v0", fault="exit", at_step=0, times=1000)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         for _ in range(3):
@@ -279,9 +314,11 @@ async def test_leaving_the_pool_leaves_no_process(runtime: Runtime, episode: Epi
                 os.kill(pid, 0)
 
 
-async def test_closing_the_pool_ends_every_lease_that_plays_or_waits(runtime: Runtime, episode: Episode) -> None:
+async def test_closing_the_pool_ends_every_lease_that_plays_or_waits(
+    runtime: Runtime, episode: Episode, per_process: int
+) -> None:
     async with asyncio.timeout(60):
-        async with SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool:
+        async with SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool:
             playing = asyncio.create_task(play_until_it_ends(pool, episode(0)))
             waiting = asyncio.create_task(play(pool, episode(1)))
             await until_somebody_waits(pool)

@@ -22,13 +22,14 @@ CART_POLE = EnvSpec(id="CartPole-v1", kwargs={})
 
 @contextmanager
 def both(
-    spec: EnvSpec, mode: AutoresetMode = AutoresetMode.NEXT_STEP, copy: bool = True
+    spec: EnvSpec, mode: AutoresetMode = AutoresetMode.NEXT_STEP, copy: bool = True, per_process: int = 1
 ) -> Iterator[tuple[ProcessVectorEnv, SyncVectorEnv[Any, Any]]]:
     """Ours and gymnasium's, over equal environments."""
     theirs: SyncVectorEnv[Any, Any] = SyncVectorEnv(
         [lambda: gymnasium.make(spec.id, **spec.kwargs) for _ in range(NUM_ENVS)], autoreset_mode=mode
     )
-    ours = make_vec(spec, NUM_ENVS, autoreset_mode=mode, copy=copy)
+    config = SimulatorConfig(envs_per_process=per_process)
+    ours = make_vec(spec, NUM_ENVS, autoreset_mode=mode, copy=copy, config=config)
     try:
         yield ours, theirs
     finally:
@@ -70,8 +71,11 @@ def play_alike(ours: VectorEnv, theirs: VectorEnv, num_steps: int) -> int:
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("spec", [CART_POLE, TOY, BLACKJACK], ids=["CartPole", "toy", "Blackjack"])
-def test_two_hundred_steps_equal_those_of_gymnasiums_sync_vector_env(spec: EnvSpec, mode: AutoresetMode) -> None:
-    with both(spec, mode) as (ours, theirs):
+@pytest.mark.parametrize("per_process", [1, 2])
+def test_two_hundred_steps_equal_those_of_gymnasiums_sync_vector_env(
+    spec: EnvSpec, mode: AutoresetMode, per_process: int
+) -> None:
+    with both(spec, mode, per_process=per_process) as (ours, theirs):
         assert ours.single_observation_space == theirs.single_observation_space
         assert ours.observation_space == theirs.observation_space
         assert ours.action_space == theirs.action_space
@@ -95,8 +99,9 @@ def test_with_copies_a_kept_observation_stays_as_it_is() -> None:
         assert np.array_equal(first["state"], kept)
 
 
-def test_a_mask_resets_only_some_environments_as_gymnasium_does() -> None:
-    with both(CART_POLE, AutoresetMode.DISABLED) as (ours, theirs):
+@pytest.mark.parametrize("per_process", [1, 2])
+def test_a_mask_resets_only_some_environments_as_gymnasium_does(per_process: int) -> None:
+    with both(CART_POLE, AutoresetMode.DISABLED, per_process=per_process) as (ours, theirs):
         assert_same(ours.reset(seed=[3, None, 5])[0][[0, 2]], theirs.reset(seed=[3, None, 5])[0][[0, 2]], "reset")
         ours.reset(seed=1)
         theirs.reset(seed=1)
@@ -112,7 +117,7 @@ def test_a_mask_resets_only_some_environments_as_gymnasium_does() -> None:
 
 def test_pictures_are_rendered_by_every_environment() -> None:
     spec = EnvSpec(id=TOY.id, kwargs={"render_mode": "rgb_array"})
-    with both(spec) as (ours, theirs):
+    with both(spec, per_process=2) as (ours, theirs):
         ours.reset(seed=0)
         theirs.reset(seed=0)
         assert ours.render_mode == "rgb_array"
@@ -136,8 +141,12 @@ def faulty(fault: str) -> EnvSpec:
 @pytest.mark.parametrize(
     ("fault", "error"), [("kill", ActorDied), ("stop", ActorFrozen), ("wrong_shape", EnvError), ("raise", EnvError)]
 )
-def test_a_fault_in_one_environment_is_raised_and_closing_leaves_no_process(fault: str, error: type[Exception]) -> None:
-    envs = make_vec(faulty(fault), 2, config=SimulatorConfig(step_timeout_s=0.5))
+@pytest.mark.parametrize("per_process", [1, 2])
+def test_a_fault_in_one_environment_is_raised_and_closing_leaves_no_process(
+    fault: str, error: type[Exception], per_process: int
+) -> None:
+    config = SimulatorConfig(step_timeout_s=0.5, envs_per_process=per_process)
+    envs = make_vec(faulty(fault), 2, config=config)
     pids = [process.pid for process in envs._processes]
     envs.reset(seed=0)
     still = np.zeros((2, 7), np.float32)

@@ -9,7 +9,7 @@ import enum
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -53,15 +53,15 @@ class ActorClient:
     Args:
         name: the actor's name.
         mailbox: unanswered calls at a time; the next sender waits.
-        deadline_s: longest time the actor may work on one call before it counts as frozen and is killed; None for ever.
-            The clock of a call that waits behind another begins when that one is answered.
+        deadlines_s: for each endpoint, the longest time the actor may work on one call before it counts as frozen and is
+            killed; None for ever. The clock of a call that waits behind another begins when that one is answered.
     """
 
-    def __init__(self, name: str, table: EndpointTable, mailbox: int, deadline_s: float | None) -> None:
+    def __init__(self, name: str, table: EndpointTable, mailbox: int, deadlines_s: Sequence[float | None]) -> None:
         self.name, self.table, self.state = name, table, State.STARTING
         self.mailbox = Mailbox(mailbox)
         self.num_rejected = 0
-        self._deadline_s = deadline_s
+        self._deadlines_s = deadlines_s
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
         self._labels = [f"{name}.{entry.name}" for entry in table.endpoints]
@@ -281,7 +281,7 @@ class ActorClient:
             raise
         self._pending[call] = pending
         channel.send(frames)
-        pending.deadline_s = endpoint.deadline_s or self._deadline_s
+        pending.deadline_s = self._deadlines_s[endpoint.index]
         if pending.deadline_s is not None and pending.since + pending.deadline_s < self._deadlines.next_look:
             self._deadlines.expect_by(pending.since + pending.deadline_s)
         return call

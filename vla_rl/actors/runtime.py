@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar, TypeVarTuple, cast
 
@@ -15,6 +15,7 @@ from vla_rl.actors.channel import Channel, OnEnd, OnMessage
 from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.codec import Codec
+from vla_rl.actors.deadlines import deadlines_of
 from vla_rl.actors.forking import ForkServers
 from vla_rl.actors.handle import client_of, handle_class, record_of
 from vla_rl.actors.host_connection import HostConnection
@@ -130,6 +131,7 @@ class Runtime:
         placement: Placement = _IN_LOOP,
         restart: RestartPolicy | None = None,
         deadline_s: float | None = None,
+        deadlines_s: Mapping[str, float] | None = None,
         start_timeout_s: float = 60.0,
         mailbox: int = 64,
     ) -> A:
@@ -142,17 +144,18 @@ class Runtime:
             restart: how often to replace it when it dies; None leaves it dead.
             deadline_s: longest time for one call, the wait behind other calls not counted; past it the actor is killed
                 and the call raises ActorFrozen. None waits for ever.
+            deadlines_s: the same for single endpoints, by name, where only the caller knows.
             start_timeout_s: longest time for its constructor and `on_start`.
             mailbox: unanswered calls at a time; the next sender waits.
 
         Raises: what the constructor or `on_start` raises; ActorDied; TimeoutError; TypeError for a class or an argument
-            that cannot be sent there; what `prepare` raises.
+            that cannot be sent there; ValueError for a deadline of no endpoint; what `prepare` raises.
         """
         kind = cast(type[Actor], actor_class)
         table = table_of(kind)
         _check_annotations(table)
         name = name if name is not None else f"{kind.__name__}-{next(self._numbers)}"
-        client = ActorClient(name, table, mailbox, deadline_s)
+        client = ActorClient(name, table, mailbox, deadlines_of(table, deadline_s, deadlines_s or {}))
         target = kind.__qualname__ if isinstance(placement, InLoop) else target_of(kind)
         request = SpawnRequest(target, table.fingerprint, mailbox)
         bound = table.constructor.bind(args, {})

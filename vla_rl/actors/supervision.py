@@ -119,13 +119,12 @@ class Supervisor:
         raise limit from cause
 
     async def stop(self, grace_s: float) -> None:
-        """Let the actor finish its calls and end, for at most `grace_s`; then kill it."""
-        if self._stopping:
-            return
-        self._stopping = True
-        if self._restarting is not None:
-            self._restarting.cancel()
-        self.client.ask_to_stop()
+        """Let the actor finish its calls and end, for at most `grace_s`; then kill it. Again waits for that end."""
+        if not self._stopping:
+            self._stopping = True
+            if self._restarting is not None:
+                self._restarting.cancel()
+            self.client.ask_to_stop()
         channel = self._channel
         if channel is not None:
             try:

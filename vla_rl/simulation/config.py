@@ -14,10 +14,15 @@ PROCESS_INDEX_VARIABLE = "VLA_RL_PROCESS_INDEX"
 
 
 class SimulatorConfig(Config, frozen=True, kw_only=True):
-    """Simulator processes of one pool, one environment in each."""
+    """Simulators of one pool, and the processes that they live in."""
 
     num_envs: int = 1
-    """Simulator processes, and so episodes played at the same time."""
+    """Simulators, and so episodes played at the same time."""
+
+    envs_per_process: int = 1
+    """Simulators that share a process. More than one pays where a control step takes less than about a tenth of a
+    millisecond: toys, control tasks, grid worlds. The others in a process wait while one of them works, and all of them
+    end where one of them ends it; so 1 for anything that draws or computes physics."""
 
     start: Literal["fork", "spawn"] = "fork"
     """How processes start. "fork": copies of one clean process that has imported the environments and built what they
@@ -29,7 +34,9 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     vla_rl, msgspec, pyzmq, uvloop, numpy, gymnasium and the environment's own package, and nothing else of ours."""
 
     step_timeout_s: float = 60.0
-    """A simulator that takes longer over one message (a control step, or a whole chunk of them) is killed as frozen."""
+    """A simulator that takes longer over one message (a control step, a whole chunk of them, or in a vector env a control
+    step of all simulators of a process) is killed as frozen, with its process. The wait behind others there does not
+    count."""
 
     reset_timeout_s: float = 180.0
     """The same for building an environment and for a reset."""
@@ -44,7 +51,7 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     """How many processes start at the same time; the others wait their turn."""
 
     recycle_after_episodes: int | None = None
-    """A process is replaced after this many episodes; None never does. For simulators that leak."""
+    """A process is replaced after this many episodes of all its simulators; None never does. For simulators that leak."""
 
     rss_limit_mb: int | None = None
     """A process that holds more memory of its own at the end of an episode is replaced (MiB, resident and shared with
@@ -64,7 +71,7 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     EGL shows, where the environment chooses by `vla_rl.envs.libero.graphics`."""
 
     def __post_init__(self) -> None:
-        for field in ("num_envs", "concurrent_starts"):
+        for field in ("num_envs", "envs_per_process", "concurrent_starts"):
             self.require(getattr(self, field) >= 1, field, ">= 1")
         for field in ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "prepare_timeout_s", "restart_window_s"):
             self.require(getattr(self, field) > 0, field, "> 0 seconds")
@@ -72,6 +79,11 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
             self.require(getattr(self, field) is None or getattr(self, field) >= 1, field, ">= 1, or None for no limit")
         self.require(self.max_restarts >= 0, "max_restarts", ">= 0")
         self.require(all(device >= 0 for device in self.render_devices), "render_devices", "device numbers >= 0")
+
+    def envs_of_processes(self, num_envs: int) -> list[int]:
+        """How many of `num_envs` simulators live in each process."""
+        per_process = self.envs_per_process
+        return [min(per_process, num_envs - first) for first in range(0, num_envs, per_process)]
 
     def environment_of(self, index: int) -> dict[str, str]:
         """Environment variables of the simulator process number `index`."""

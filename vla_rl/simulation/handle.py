@@ -14,12 +14,13 @@ from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.layout import ObservationLayout, Packed
 from vla_rl.simulation.process import SimulatorProcess
+from vla_rl.simulation.simulator import Simulator
 from vla_rl.simulation.spaces import build_space
 from vla_rl.types import ChunkOutcome, EnvSpec, Info
 
 
 class EnvHandle:
-    """One environment in a process of its own.
+    """One environment in another process.
 
         observation, info = await env.reset(seed=7)
         observation, reward, terminated, truncated, info = await env.step(action)
@@ -29,14 +30,14 @@ class EnvHandle:
     the environment breaks its contract, `ValueError` for an action that its space does not have.
     """
 
-    def __init__(self, process: SimulatorProcess, spec: EnvSpec, description: EnvDescription) -> None:
+    def __init__(self, simulator: Simulator, spec: EnvSpec, description: EnvDescription) -> None:
         self.spec = spec
         self.observation_space: spaces.Space[Any] = build_space(description.observation_space)
         self.action_space: spaces.Space[Any] = build_space(description.action_space)
         self.metadata = description.metadata
         self.render_mode = description.render_mode
-        self.process = process
-        self._worker = process.worker
+        self.process = simulator.process
+        self._simulator, self._worker, self._index = simulator, simulator.worker, simulator.index
         self._layout = ObservationLayout(self.observation_space)
         self._gate = ActionGate(self.action_space, spec.id)
         self._is_closed = False
@@ -44,7 +45,7 @@ class EnvHandle:
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         """Begin an episode: observation and info."""
         self._require_open()
-        packed, info = await self.process.reset(seed, options)
+        packed, info = await self._simulator.reset(seed, options)
         return self._read(packed), info
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
@@ -53,9 +54,9 @@ class EnvHandle:
             self._require_open()
         action = self._gate.pack(self._gate.one(action))
         try:
-            packed, reward, terminated, truncated, info = await self._worker.step(action, 0)
+            packed, reward, terminated, truncated, info = await self._worker.step(self._index, action, 0)
         except (ActorDied, EnvError) as error:
-            self.process.remember(error)
+            self._simulator.remember(error)
             raise
         return self._read(packed), reward, terminated, truncated, info
 
@@ -67,7 +68,7 @@ class EnvHandle:
         """
         self._require_open()
         actions = self._gate.chunk(actions)
-        answer = await self.process.ask(self._worker.step_chunk(actions, frames_every))
+        answer = await self._simulator.ask(self._worker.step_chunk(self._index, actions, frames_every))
         packed, rewards, terminated, truncated, info, frames = answer
         return ChunkOutcome(
             observation=self._read(packed),
@@ -81,23 +82,23 @@ class EnvHandle:
     async def render(self) -> Any:
         """What the environment's render gives: a picture where `render_mode` is "rgb_array"."""
         self._require_open()
-        return await self.process.ask(self._worker.render())
+        return await self._simulator.ask(self._worker.render(self._index))
 
     async def get_state(self) -> Any:
         """The simulator's state as plain values, to be kept, moved and restored."""
         self._require_open()
-        return await self.process.ask(self._worker.get_state())
+        return await self._simulator.ask(self._worker.get_state(self._index))
 
     async def set_state(self, state: Any) -> Any:
         """Go on from a state got here or from the same environment elsewhere; the observation there."""
         self._require_open()
-        return self._read(await self.process.ask(self._worker.set_state(state)))
+        return self._read(await self._simulator.ask(self._worker.set_state(self._index, state)))
 
     async def close(self) -> None:
-        """Close the environment and end its process. Closing again does nothing."""
+        """Close the environment, and end its process where no other one shares it. Closing again does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            await self.process.stop()
+            await self._simulator.close()
 
     def _read(self, packed: Packed) -> Any:
         block, others = packed
@@ -121,7 +122,7 @@ async def open_env(
     Args:
         runtime: owns the process.
         env: a spec, or the id alone.
-        config: timeouts and environment variables; `num_envs` does not matter.
+        config: timeouts and environment variables; how many, and how many to a process, does not matter.
         name: of the process, in errors and logs.
 
     Raises: EnvError where the environment cannot be built, ActorDied where the process does not come up.
@@ -131,6 +132,7 @@ async def open_env(
         runtime, name or f"env {spec.id}", config or SimulatorConfig(), specs=(spec,)
     )
     try:
-        yield EnvHandle(process, spec, await process.open(spec))
+        simulator = process.simulators[0]
+        yield EnvHandle(simulator, spec, await simulator.open(spec))
     finally:
         await process.stop()

@@ -70,15 +70,14 @@ class ObservationLayout:
 
     def read(self, block: np.ndarray, others: Others) -> Any:
         """The observation. Its large arrays are views of the block; the small ones are copied, and read-only too."""
+        record: np.ndarray = np.ndarray((), self._record, block)
         content = block.data
         arrays: list[np.ndarray] = [
-            np.ndarray(shape, dtype, block, begin)
-            if end - begin >= _IN_PLACE_FROM
-            else np.ndarray(shape, dtype, content[begin:end].tobytes())  # bytes are read-only
-            for shape, dtype, begin, end in self._parts
+            record[name] if in_place else np.ndarray(shape, dtype, content[begin:end].tobytes())  # bytes are read-only
+            for name, in_place, shape, dtype, begin, end in self._parts
         ]
         if self._keys is not None:
-            return dict(zip(self._keys, arrays, strict=True))
+            return dict(zip(self._keys, arrays))  # noqa: B905  # as many, and this is faster
         return self._build(iter(arrays), iter(others))
 
     def assemble(self, arrays: list[Any], others: list[Any]) -> Any:
@@ -140,11 +139,12 @@ def _record_of(array_spaces: list[spaces.Space[Any]], names: list[str], num_rows
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": end})
 
 
-def _part_of(record: np.dtype[Any], name: str) -> tuple[tuple[int, ...], np.dtype[Any], int, int]:
-    """Shape and dtype of one array, and the bytes of the block in which it lies."""
+def _part_of(record: np.dtype[Any], name: str) -> tuple[str, bool, tuple[int, ...], np.dtype[Any], int, int]:
+    """Name, whether it is read in place, shape and dtype of one array, and the bytes of the block in which it lies."""
     assert record.fields is not None
     part, begin = record.fields[name][:2]
-    return part.shape, part.base, begin, begin + part.itemsize
+    in_place = part.itemsize >= _IN_PLACE_FROM
+    return name, in_place, part.shape, part.base, begin, begin + part.itemsize
 
 
 def _holds_only_arrays(space: spaces.Dict) -> bool:

@@ -1,5 +1,6 @@
 """An environment leased for one episode: what an agent is handed."""
 
+from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from vla_rl.types import ChunkOutcome, EpisodeSpec, Info, Observation
 class LeasedEnv:
     """One environment, bound to the task, start and seed of one episode. Implements `vla_rl.types.Env`.
 
-    After the lease its methods raise `RuntimeError`: the simulator may be playing somebody else's episode by then.
+    Its methods are to be awaited. After the lease they raise `RuntimeError`: the simulator may be playing somebody else's
+    episode by then.
     """
 
     def __init__(self, handle: EnvHandle, episode: EpisodeSpec) -> None:
@@ -32,24 +34,24 @@ class LeasedEnv:
             )
         return self._handle
 
-    async def reset(self) -> tuple[Observation, Info]:
+    def reset(self) -> Coroutine[Any, Any, tuple[Observation, Info]]:
         """Bring the environment to the start of its episode."""
-        return await self.handle.reset(seed=self._episode.seed, options=self._episode.options)
+        return self.handle.reset(seed=self._episode.seed, options=self._episode.options)
 
-    async def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+    def step(self, action: np.ndarray) -> Coroutine[Any, Any, tuple[Observation, float, bool, bool, Info]]:
         """Run one control step: observation, reward, terminated, truncated, info."""
-        return await self.handle.step(action)
+        return self.handle.step(action)
 
-    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
+    def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> Coroutine[Any, Any, ChunkOutcome]:
         """Run the rows of [H, D] open loop until they are done or the episode ends; one message each way.
 
         See `EnvHandle.step_chunk` for `frames_every`.
         """
-        return await self.handle.step_chunk(actions, frames_every=frames_every)
+        return self.handle.step_chunk(actions, frames_every=frames_every)
 
-    async def render(self) -> Any:
+    def render(self) -> Coroutine[Any, Any, Any]:
         """What the environment's render gives."""
-        return await self.handle.render()
+        return self.handle.render()
 
     def end(self) -> None:
         """End the lease."""

@@ -1,38 +1,33 @@
 """A pool of simulator processes that episodes lease, and that keeps itself whole.
 
-    lease(episode) ──► Assignment ──► seat ──► LeasedEnv ──► back to Assignment
-                                       │ died, froze, had its time, grew too big
+    lease(episode) ──► Assignment ──► seat on a bench ──► LeasedEnv ──► back to Assignment
+                                       │ its process died, froze, had its time, grew too big
                                        └──► its keeper replaces the process ──► back to Assignment
 
-One keeper task for each seat, in the pool's own task group, starts the process and replaces it. A lease that meets a dead
+One keeper task for each bench, in the pool's own task group, starts its process and replaces it. A lease that meets a dead
 process raises `ActorDied`, so that the scheduler plays the episode again; everything else happens behind the scenes. A
 process that had its time or grew too big plays on until its successor is up, and is replaced between two episodes.
 """
 
 import asyncio
 import contextlib
-import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
 
 from vla_rl.actors import Runtime, waiting
-from vla_rl.errors import ActorDied, ActorFrozen, ConfigError, EnvError
+from vla_rl.errors import ActorDied, ConfigError, EnvError
 from vla_rl.simulation.assignment import Assignment
+from vla_rl.simulation.bench import Bench, Place, Seat
 from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.handle import EnvHandle
 from vla_rl.simulation.lease import LeasedEnv
 from vla_rl.simulation.memory import available_mb
 from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.restarts import RestartBudget
-from vla_rl.simulation.seat import Place, Seat
+from vla_rl.simulation.replacements import Replacements
+from vla_rl.simulation.simulator import Simulator
 from vla_rl.types import EnvSpec, EpisodeSpec
-
-logger = logging.getLogger(__name__)
-
-_CAUSES = ("died", "frozen", "recycle_after_episodes", "rss_limit_mb")
 
 
 class SimulatorPool:
@@ -42,9 +37,9 @@ class SimulatorPool:
             async with pool.lease(episode) as env:
                 observation, info = await env.reset()
 
-    Entering starts all processes and waits until they are up. A lease waits for a free one; it prefers one that holds the
-    episode's environment already. More deaths in a short time than the config puts down to chance end the pool: every
-    waiting and later lease raises `EnvError` with the last of them.
+    Entering starts all processes and waits until they are up. A lease waits for a free simulator; it prefers one that
+    holds the episode's environment already. More deaths in a short time than the config puts down to chance end the pool:
+    every waiting and later lease raises `EnvError` with the last of them.
 
     Args:
         runtime: owns the processes.
@@ -58,24 +53,23 @@ class SimulatorPool:
         self, runtime: Runtime, config: SimulatorConfig, name: str = "env", specs: Sequence[EnvSpec] = ()
     ) -> None:
         self._runtime, self._config, self._name, self._specs = runtime, config, name, tuple(specs)
-        self._seats = [Seat(index) for index in range(config.num_envs)]
+        self._benches = [Bench(index, size) for index, size in enumerate(config.envs_of_processes(config.num_envs))]
         self._assignment: Assignment[Seat, asyncio.Future[Seat]] = Assignment(patience=2 * config.num_envs)
-        self._budget = RestartBudget(config.max_restarts, config.restart_window_s)
+        self._replacements = Replacements(config)
         self._starting = asyncio.Semaphore(config.concurrent_starts)
         self._group = asyncio.TaskGroup()
         self._keepers: list[asyncio.Task[None]] = []
         self._failure: Exception | None = None
-        self._seats_up: set[int] = set()
+        self._benches_up: set[int] = set()
         self._all_up = asyncio.Event()
         self._num_leases = 0
         self._wait_s = 0.0
-        self._replaced: Counter[str] = Counter(dict.fromkeys(_CAUSES, 0))
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()
         self._keepers = [
-            self._group.create_task(self._keep(seat), name=f"keeper of {self._name}-{seat.index}")
-            for seat in self._seats
+            self._group.create_task(self._keep(bench), name=f"keeper of {self._name}-{bench.index}")
+            for bench in self._benches
         ]
         try:
             await self._all_up.wait()
@@ -104,12 +98,12 @@ class SimulatorPool:
     @property
     def pids(self) -> list[int]:
         """The simulator processes that are up now."""
-        return [seat.process.pid for seat in self._seats if seat.process is not None]
+        return [bench.process.pid for bench in self._benches if bench.process is not None]
 
     def metrics(self) -> dict[str, float]:
         """Counts since the start, and the processes' memory now; keys read like paths."""
-        sizes = [seat.process.private_mb() for seat in self._seats if seat.process is not None]
-        replaced = {f"simulation/replaced/{cause}": float(count) for cause, count in self._replaced.items()}
+        sizes = [bench.process.private_mb() for bench in self._benches if bench.process is not None]
+        replaced = {f"simulation/replaced/{cause}": float(count) for cause, count in self._replacements.counts.items()}
         return {
             "simulation/leases": float(self._num_leases),
             "simulation/lease_wait_s": self._wait_s,
@@ -126,170 +120,153 @@ class SimulatorPool:
 
         Raises: EnvError where the environment cannot be built, or where simulators die one after the other.
         """
-        seat, process, handle = await self._open_seat(episode)
+        seat, handle = await self._open_seat(episode)
         env = LeasedEnv(handle, episode)
         try:
             yield env
         finally:
             env.end()
-            process.num_episodes += 1
-            self._give_back(seat, process)
+            handle.process.num_episodes += 1
+            self._give_back(seat, handle.process)
 
-    async def _open_seat(self, episode: EpisodeSpec) -> tuple[Seat, SimulatorProcess, EnvHandle]:
-        """A seat whose process has the environment ready; one that died while nobody looked is passed by."""
+    async def _open_seat(self, episode: EpisodeSpec) -> tuple[Seat, EnvHandle]:
+        """A seat whose simulator has the environment ready; one that died while nobody looked is passed by."""
         while True:
-            seat, process = await self._take_seat(episode)
+            seat, simulator = await self._take_seat(episode)
             try:
-                if process.is_alive():
-                    description = await process.open(episode.env)
-                    return seat, process, EnvHandle(process, episode.env, description)
+                if simulator.process.is_alive():
+                    return seat, EnvHandle(simulator, episode.env, await simulator.open(episode.env))
             except ActorDied:
                 pass  # the process remembers its death; nothing of the episode has happened yet, so another one may do
             except BaseException:
-                self._give_back(seat, process)
+                self._give_back(seat, simulator.process)
                 raise
-            self._give_back(seat, process)
+            self._give_back(seat, simulator.process)
 
-    async def _take_seat(self, episode: EpisodeSpec) -> tuple[Seat, SimulatorProcess]:
-        self._raise_failure()
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        future: asyncio.Future[Seat] = loop.create_future()
+    async def _take_seat(self, episode: EpisodeSpec) -> tuple[Seat, Simulator]:
+        began = asyncio.get_running_loop().time()
+        while True:
+            self._raise_failure()
+            seat = await self._next_seat(episode)
+            if (simulator := seat.simulator) is not None:
+                break
+            seat.place = Place.KEEPER  # its process left while it was idle, or in this very turn of the loop
+        simulator.process.num_leases += 1
+        self._num_leases += 1
+        self._wait_s += asyncio.get_running_loop().time() - began
+        return seat, simulator
+
+    async def _next_seat(self, episode: EpisodeSpec) -> Seat:
+        """The seat that is this episode's turn, with or without a process."""
+        future: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
         seat = self._assignment.ask(future, episode.env)
         if seat is not None:
             seat.place = Place.LEASE
-        else:
-            try:
-                with waiting(f"episode {episode.episode_id}", on=f"a free simulator of {self._name!r}"):
-                    seat = await future
-            except asyncio.CancelledError:
-                self._assignment.withdraw(future)
-                if future.done() and not future.cancelled() and future.exception() is None:
-                    self._offer(future.result())
-                raise
-        self._num_leases += 1
-        self._wait_s += loop.time() - began
-        if seat.process is None:  # the pool was closed between the offer and this turn of the loop
-            self._raise_failure()
-        assert seat.process is not None
-        return seat, seat.process
+            return seat
+        try:
+            with waiting(f"episode {episode.episode_id}", on=f"a free simulator of {self._name!r}"):
+                return await future
+        except asyncio.CancelledError:
+            self._assignment.withdraw(future)
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._offer(future.result())
+            raise
 
     def _give_back(self, seat: Seat, process: SimulatorProcess) -> None:
-        """Free a seat after a lease, or have its process replaced; one that only had its time plays on meanwhile."""
-        if seat.process is not process:
-            return  # the pool was closed in the meantime
-        cause, is_replaced = self._worn_out(process), seat.must_replace.is_set()
-        if cause is not None and (not is_replaced or not process.is_alive()):
-            self._note_replaced(process, cause)
-        plays_on = cause is None or (process.is_alive() and _has_room_beside(process))
-        if plays_on and not seat.successor_is_up:
-            self._offer(seat)
+        """Free a seat after a lease of this process, and see whether the process is still good."""
+        process.num_leases -= 1
+        if process is seat.bench.process:
+            self._look_after(seat.bench, process)
         else:
-            seat.place = Place.KEEPER
-            seat.came_back.set()
-        if cause is not None:
-            seat.must_replace.set()
+            seat.bench.news.set()  # it leaves, and this may have been its last lease
+        self._offer(seat)
 
-    def _note_replaced(self, process: SimulatorProcess, cause: str) -> None:
-        self._replaced[cause] += 1
-        if not process.is_alive():
-            self._spend_restart(process.death or ActorDied(process.name, process.pid, "it died while it was idle"))
+    def _look_after(self, bench: Bench, process: SimulatorProcess) -> None:
+        """Have a process replaced where it must be; one that only had its time plays on meanwhile, if there is room."""
+        if (cause := self._replacements.cause(process)) is None:
             return
-        told = f"after {process.num_episodes} episodes, with {process.private_mb():.0f} MiB of its own"
-        logger.info("simulator %s is replaced (%s) %s.", process.name, cause, told)
-
-    def _worn_out(self, process: SimulatorProcess) -> str | None:
-        """Why the process must be replaced; None where it is good for another episode."""
-        config = self._config
         if not process.is_alive():
-            return "frozen" if isinstance(process.death, ActorFrozen) else "died"
-        if config.recycle_after_episodes is not None and process.num_episodes >= config.recycle_after_episodes:
-            return "recycle_after_episodes"
-        if config.rss_limit_mb is not None and process.private_mb() > config.rss_limit_mb:
-            return "rss_limit_mb"
-        return None
+            self._note_death(cause, process.death or ActorDied(process.name, process.pid, "it died while it was idle"))
+            bench.vacate()
+        else:
+            if not bench.must_replace:
+                self._replacements.note_worn_out(process, cause)
+            if not _has_room_beside(process):
+                bench.vacate()
+        bench.must_replace = True
+        bench.news.set()
 
     def _offer(self, seat: Seat) -> None:
-        assert seat.process is not None
-        while (future := self._assignment.offer(seat, seat.process.held)) is not None:
+        """Free a seat for the next episode; one without a process is its keeper's."""
+        if (simulator := seat.simulator) is None:
+            seat.place = Place.KEEPER
+            return
+        while (future := self._assignment.offer(seat, simulator.held)) is not None:
             if not future.done():  # its lease was cancelled in this very turn of the loop
                 seat.place = Place.LEASE
                 future.set_result(seat)
                 return
         seat.place = Place.IDLE
 
-    async def _keep(self, seat: Seat) -> None:
-        """Start the seat's process and replace it on its cue, until cancelled or until too many died."""
+    async def _keep(self, bench: Bench) -> None:
+        """Start the bench's process and replace it on its cue, until cancelled or until too many died."""
         try:
-            if (process := await self._start(seat)) is None:
+            if not await self._staff(bench):
                 return
-            seat.put(process)
-            self._offer(seat)
-            self._note_up(seat)
-            while await self._replace_on_cue(seat):
-                pass
+            self._benches_up.add(bench.index)
+            if len(self._benches_up) == len(self._benches):
+                self._all_up.set()
+            while True:
+                await bench.news.wait()
+                bench.news.clear()
+                await bench.dismiss()
+                if bench.must_replace and not bench.leaving and not await self._staff(bench):
+                    return
         finally:
-            leaving, seat.process = seat.process, None
-            if leaving is not None:
-                await leaving.stop()
+            await bench.clear()
 
-    async def _replace_on_cue(self, seat: Seat) -> bool:
-        """Replace the seat's process once; False where there is nothing to replace it with, and the pool is over."""
-        await seat.must_replace.wait()
-        old = seat.process
-        assert old is not None
-        if seat.place is Place.KEEPER:
-            seat.process = None
-            await old.stop()
-        if (successor := await self._start(seat, old.held)) is None:
+    async def _staff(self, bench: Bench) -> bool:
+        """Let a new process serve, with what the last one held; False where none can come, and the pool is over."""
+        process = await self._start(bench)
+        if process is None:
             return False
-        try:
-            seat.successor_is_up = True
-            if seat.place is Place.LEASE:
-                await seat.came_back.wait()
-        except BaseException:
-            await successor.stop()
-            raise
-        seat.put(successor)
-        if seat.place is Place.KEEPER:
-            self._offer(seat)
-        await old.stop()
+        bench.put(process)
+        for seat in bench.seats:
+            if seat.place is Place.KEEPER:
+                self._offer(seat)
         return True
 
-    async def _start(self, seat: Seat, held: EnvSpec | None = None) -> SimulatorProcess | None:
-        """The next process of the seat, with `held` built if possible; None where the pool is over."""
+    async def _start(self, bench: Bench) -> SimulatorProcess | None:
+        """The next process of the bench; None where the pool is over."""
+        num_envs = len(bench.seats)
         while self._failure is None:
-            incarnation = next(seat.incarnations)
-            name = f"{self._name}-{seat.index}" + (f".{incarnation}" if incarnation else "")
+            incarnation = next(bench.incarnations)
+            name = f"{self._name}-{bench.index}" + (f".{incarnation}" if incarnation else "")
             try:
                 async with self._starting:
-                    process = await SimulatorProcess.start(self._runtime, name, self._config, seat.index, self._specs)
+                    process = await SimulatorProcess.start(
+                        self._runtime, name, self._config, bench.index, self._specs, num_envs=num_envs
+                    )
             except ActorDied as death:
-                self._replaced["died"] += 1
-                self._spend_restart(death)
+                self._note_death("died", death)
                 continue
             except (ConfigError, EnvError) as error:  # no other process would do better
                 self._turn_away(error)
                 return None
             try:
-                if held is not None:
-                    with contextlib.suppress(EnvError, ActorDied):  # what is wrong with it, the next lease says
-                        await process.open(held)
+                for simulator, held in zip(process.simulators, bench.held, strict=True):
+                    if held is not None:
+                        with contextlib.suppress(EnvError, ActorDied):  # what is wrong with it, the next lease says
+                            await simulator.open(held)
             except BaseException:
                 await process.stop()
                 raise
             return process
         return None
 
-    def _note_up(self, seat: Seat) -> None:
-        self._seats_up.add(seat.index)
-        if len(self._seats_up) == len(self._seats):
-            self._all_up.set()
-
-    def _spend_restart(self, death: ActorDied) -> None:
+    def _note_death(self, cause: str, death: ActorDied) -> None:
         """Put a death down to chance, or end the pool: then every lease that waits or comes raises."""
-        logger.warning("a simulator is replaced: %s", death)
-        if self._budget.spend(asyncio.get_running_loop().time()):
+        if self._replacements.note_death(cause, death, asyncio.get_running_loop().time()):
             return
         config = self._config
         self._turn_away(

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
+from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 import gymnasium
@@ -10,22 +11,19 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
-from vla_rl.actors import begin
-from vla_rl.errors import ActorDied, EnvError
 from vla_rl.simulation.actions import ActionGate
 from vla_rl.simulation.batch import SharedBatch
+from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
+from vla_rl.simulation.hosted import PackedStep
 from vla_rl.simulation.layout import ObservationLayout
 from vla_rl.simulation.loop_thread import LoopThread
 from vla_rl.simulation.process import SimulatorProcess
+from vla_rl.simulation.row_group import Answer, RowGroup, all_of
 from vla_rl.simulation.spaces import build_space
-from vla_rl.simulation.worker import EnvWorker
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, Info
 
 _T = TypeVar("_T")
-
-_Answer = tuple[float, bool, bool, dict[str, Any], dict[str, Any] | None]
-"""Reward, terminated, truncated, info; and `final_obs` with `final_info` where it was reset in the same step."""
 
 
 def make_vec(
@@ -36,7 +34,7 @@ def make_vec(
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
     config: SimulatorConfig | None = None,
 ) -> "ProcessVectorEnv":
-    """`num_envs` copies of one environment, each in a process of its own, as one `gymnasium.vector.VectorEnv`.
+    """`num_envs` copies of one environment, in processes of their own, as one `gymnasium.vector.VectorEnv`.
 
         envs = make_vec("CartPole-v1", num_envs=4)
         observations, infos = envs.reset(seed=0)
@@ -45,10 +43,11 @@ def make_vec(
 
     Args:
         env: a spec, or the id alone; any registered id, or `module:id`.
-        num_envs: processes.
+        num_envs: copies.
         copy: give new arrays at every step; False gives the same ones again, overwritten by the next step.
         autoreset_mode: what happens after an episode's end; see gymnasium's `AutoresetMode`.
-        config: timeouts and environment variables; its `num_envs` does not matter.
+        config: timeouts, environment variables, and how many copies share a process, which steps them all for one message;
+            its `num_envs` does not matter.
 
     Raises: EnvError where the environment cannot be built, ActorDied where a process does not come up.
     """
@@ -71,13 +70,11 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self.num_envs, self.copy, self.autoreset_mode = num_envs, copy, autoreset_mode
         self._thread = LoopThread(f"vector env {env.id}")
         try:
-            self._processes = self._thread.call(self._start(env, config))
+            self._processes, description = self._thread.call(self._start(env, config))
         except BaseException:
             self._thread.close()
             self.closed = True
             raise
-        description = self._processes[0].description
-        assert description is not None
         self.metadata = {**description.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = description.render_mode
         self.single_observation_space = build_space(description.observation_space)
@@ -86,6 +83,11 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._gate = ActionGate(self.single_action_space, env.id)
         self._batch = SharedBatch(ObservationLayout(self.single_observation_space), num_envs)
+        firsts = accumulate(len(process.simulators) for process in self._processes[:-1])
+        self._groups = [
+            RowGroup(process, first, self._batch) for process, first in zip(self._processes, (0, *firsts), strict=True)
+        ]
+        self._group_of = [group for group in self._groups for _ in group.process.simulators]
         try:
             self._run(self._share_batch())
         except BaseException:
@@ -167,81 +169,65 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
             raise gymnasium.error.ClosedEnvironmentError("this vector environment is closed; make another one.")
         return self._thread.call(coroutine)
 
-    async def _start(self, env: EnvSpec, config: SimulatorConfig) -> list[SimulatorProcess]:
+    async def _start(self, env: EnvSpec, config: SimulatorConfig) -> tuple[list[SimulatorProcess], EnvDescription]:
+        """All processes with all environments built, and what these are like."""
         starting = asyncio.Semaphore(config.concurrent_starts)
 
-        async def start(index: int) -> SimulatorProcess:
+        async def start(index: int, num_envs: int) -> tuple[SimulatorProcess, EnvDescription]:
             async with starting:
-                name = f"{env.id}-{index}"
-                process = await SimulatorProcess.start(self._thread.runtime, name, config, index, (env,))
-                await process.open(env)
-                return process
+                process = await SimulatorProcess.start(
+                    self._thread.runtime, f"{env.id}-{index}", config, index, (env,), num_envs=num_envs
+                )
+                descriptions = await all_of(simulator.open(env) for simulator in process.simulators)
+                return process, descriptions[0]
 
-        return await _all(start(index) for index in range(self.num_envs))
+        started = await all_of(start(*each) for each in enumerate(config.envs_of_processes(self.num_envs)))
+        return [process for process, _ in started], started[0][1]
 
     async def _share_batch(self) -> None:
-        await _all(
-            process.ask(process.worker.write_rows(self._batch.path, index, self.num_envs))
-            for index, process in enumerate(self._processes)
-        )
+        await all_of(group.share_batch(self.num_envs) for group in self._groups)
 
     async def _reset_all(
-        self, indices: list[int], seeds: list[int | None], options: dict[str, Any] | None
-    ) -> dict[int, dict[str, Any]]:
-        infos = await _all(self._reset_one(index, seeds[index], options) for index in indices)
-        return dict(zip(indices, infos, strict=True))
+        self, rows: list[int], seeds: list[int | None], options: dict[str, Any] | None
+    ) -> dict[int, Info]:
+        infos = await all_of(self._group_of[row].reset(row, seeds[row], options) for row in rows)
+        return dict(zip(rows, infos, strict=True))
 
-    async def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
-        (_, others), info = await self._processes[index].reset(seed, options, self._batch.current)
-        self._batch.put(index, others)
-        return info
+    async def _step_all(self, actions: list[Any]) -> list[Answer]:
+        """All actions leave at once, in one message to each process where no row of its is reset."""
+        resets_at_end = self.autoreset_mode is AutoresetMode.SAME_STEP
+        calls: list[Awaitable[list[PackedStep]] | None] = []
+        for group in self._groups:
+            is_whole = not resets_at_end and all(action is not None for action in actions[group.rows])
+            calls.append(group.begin_steps(actions[group.rows]) if is_whole else None)
+        if None not in calls:
+            return await self._answers_in_order(calls)
+        by_group = await all_of(
+            group.end_steps(call)
+            if call is not None
+            else group.step_singly(actions[group.rows], resets_at_end=resets_at_end)
+            for group, call in zip(self._groups, calls, strict=True)
+        )
+        return [*chain.from_iterable(by_group)]
 
-    async def _step_all(self, rows: list[Any]) -> list[_Answer]:
-        """All actions leave at once. Where nobody is reset the answers are taken in order, which costs no task each."""
-        calls = [
-            None if row is None else begin(process.worker, EnvWorker.step, row, self._batch.current)
-            for process, row in zip(self._processes, rows, strict=True)
-        ]
-        under_way = [call for call in calls if call is not None]
-        if len(under_way) < self.num_envs or self.autoreset_mode is AutoresetMode.SAME_STEP:
-            return await _all(self._step_one(index, call) for index, call in enumerate(calls))
-        return await self._answers_in_order(under_way)
-
-    async def _answers_in_order(self, calls: list[Awaitable[Any]]) -> list[_Answer]:
-        """What all calls gave, where each is on its way already; the first failure is raised when all have ended.
+    async def _answers_in_order(self, calls: list[Any]) -> list[Answer]:
+        """What all calls gave, which costs no task each; the first failure is raised when all have ended.
 
         The last one is awaited first: until it is there, most others are too, and wake nobody.
         """
-        answers: deque[_Answer] = deque()
+        by_group: deque[list[Answer]] = deque()
         failure: Exception | None = None
-        for index in reversed(range(self.num_envs)):
+        for group, call in zip(reversed(self._groups), reversed(calls), strict=True):
             try:
-                (_, others), reward, terminated, truncated, info = await calls[index]
+                by_group.appendleft(await group.end_steps(call))
             except Exception as error:  # raised below
                 failure = error
-                if isinstance(error, ActorDied | EnvError):
-                    self._processes[index].remember(error)
-                continue
-            self._batch.put(index, others)
-            answers.appendleft((reward, terminated, truncated, info, None))
         if failure is not None:
             raise failure
-        return list(answers)
-
-    async def _step_one(self, index: int, call: Awaitable[Any] | None) -> _Answer:
-        """One control step of one environment; None instead of a call begins its next episode."""
-        if call is None:
-            return 0.0, False, False, await self._reset_one(index, None, None), None
-        process = self._processes[index]
-        (_, others), reward, terminated, truncated, info = await process.ask(call)
-        self._batch.put(index, others)
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and (terminated or truncated):
-            final = {"final_obs": self._batch.row(index), "final_info": info}
-            return reward, terminated, truncated, await self._reset_one(index, None, None), final
-        return reward, terminated, truncated, info, None
+        return [*chain.from_iterable(by_group)]
 
     async def _render_all(self) -> list[Any]:
-        return await _all(process.ask(process.worker.render()) for process in self._processes)
+        return [*chain.from_iterable(await all_of(group.render() for group in self._groups))]
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None or isinstance(seed, int | np.integer):
@@ -269,12 +255,3 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         for index, info in infos.items():
             gathered = self._add_info(gathered, info, index)
         return gathered
-
-
-async def _all(coroutines: Iterator[Any]) -> list[Any]:
-    """Results in order. All run to their end: the first failure is raised only then, so that no row is half written."""
-    results = await asyncio.gather(*coroutines, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results

@@ -1,0 +1,120 @@
+"""One environment inside a simulator's process: built, kept for as long as the same one is wanted, given up where it broke.
+
+Knows nothing of messages; what it gives is packed for them.
+"""
+
+import sys
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from vla_rl.errors import EnvError
+from vla_rl.simulation.actions import ActionGate
+from vla_rl.simulation.checked import CheckedEnv, EnvDescription
+from vla_rl.simulation.layout import ObservationLayout, Packed
+from vla_rl.simulation.packing import BlockPacker, Packer, RowPacker
+from vla_rl.simulation.spaces import build_space
+from vla_rl.types import EnvSpec, Info
+
+PackedStep: TypeAlias = tuple[Packed, float, bool, bool, Info]
+"""A control step on its way: observation, reward, terminated, truncated, info."""
+
+PackedChunk: TypeAlias = tuple[Packed, np.ndarray, bool, bool, Info, np.ndarray | None]
+"""A chunk on its way: the fields of a `ChunkOutcome`, in order."""
+
+
+class HostedEnv:
+    """Every method raises `EnvError` for a fault of the environment. It is closed then; the next `open` builds it anew."""
+
+    def __init__(self) -> None:
+        self._env: CheckedEnv | None = None
+        self._layout = ObservationLayout(spaces.Dict())
+        self._packer: Packer = BlockPacker(self._layout)
+        self._gate = ActionGate(spaces.Dict(), "no environment")
+
+    def open(self, spec: EnvSpec) -> EnvDescription:
+        """Build the environment, unless it is the one already here."""
+        if self._env is None or self._env.spec != spec:
+            self.close()
+            self._env = CheckedEnv(spec)
+            description = self._env.description
+            self._layout = ObservationLayout(build_space(description.observation_space))
+            self._packer = BlockPacker(self._layout)
+            self._gate = ActionGate(build_space(description.action_space), spec.id)
+        return self._env.description
+
+    def write_rows(self, path: str, index: int, num_rows: int) -> None:
+        """From now on write observations into the rows `index` of a shared batch, until another environment is opened."""
+        self._packer = RowPacker(self._layout, path, index, num_rows)
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None, batch: int) -> tuple[Packed, Info]:
+        """Begin an episode. `batch`: see `Packer`."""
+        try:
+            observation, info = self._opened().reset(seed, options)
+            return self._packer.pack(observation, batch), info
+        except EnvError:
+            self._abandon()
+            raise
+
+    def step(self, action: Any, batch: int) -> PackedStep:
+        """Run one control step; `action` is packed by an `ActionGate`. `batch`: see `Packer`."""
+        env = self._env or self._opened()
+        try:
+            observation, reward, terminated, truncated, info = env.step(self._gate.unpack(action))
+        except EnvError:
+            self._abandon()
+            raise
+        return self._packer.pack(observation, batch), reward, terminated, truncated, info
+
+    def step_chunk(self, actions: np.ndarray, frames_every: int | None) -> PackedChunk:
+        """Run the rows until they are done or the episode ends."""
+        try:
+            outcome = self._opened().step_chunk(actions, frames_every)
+        except EnvError:
+            self._abandon()
+            raise
+        packed = self._packer.pack(outcome.observation)
+        return packed, outcome.rewards, outcome.terminated, outcome.truncated, outcome.info, outcome.frames
+
+    def render(self) -> Any:
+        """What the environment's render gives."""
+        try:
+            return self._opened().render()
+        except EnvError:
+            self._abandon()
+            raise
+
+    def get_state(self) -> Any:
+        """The simulator's state as plain values."""
+        try:
+            return self._opened().get_state()
+        except EnvError:
+            self._abandon()
+            raise
+
+    def set_state(self, state: Any) -> Packed:
+        """Go on from a state that was got here or elsewhere."""
+        try:
+            return self._packer.pack(self._opened().set_state(state))
+        except EnvError:
+            self._abandon()
+            raise
+
+    def close(self) -> None:
+        """Close the environment, where there is one."""
+        env, self._env = self._env, None
+        if env is not None:
+            env.close()
+
+    def _opened(self) -> CheckedEnv:
+        if self._env is None:
+            raise EnvError("no environment is open here; the last one broke its contract or was closed. Open it again.")
+        return self._env
+
+    def _abandon(self) -> None:
+        """Close what is broken already: its first fault counts, a second one on the way out is only told."""
+        try:
+            self.close()
+        except EnvError as error:
+            print(f"closing a broken environment: {error}", file=sys.stderr)

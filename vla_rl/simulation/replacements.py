@@ -1,0 +1,45 @@
+"""When a process of a pool must be replaced, how often that has happened, and how many deaths are still chance."""
+
+import logging
+from collections import Counter
+
+from vla_rl.errors import ActorDied, ActorFrozen
+from vla_rl.simulation.config import SimulatorConfig
+from vla_rl.simulation.process import SimulatorProcess
+from vla_rl.simulation.restarts import RestartBudget
+
+logger = logging.getLogger(__name__)
+
+_CAUSES = ("died", "frozen", "recycle_after_episodes", "rss_limit_mb")
+
+
+class Replacements:
+    """Judges processes by the limits of their pool's configuration, and counts those that were replaced by cause."""
+
+    def __init__(self, config: SimulatorConfig) -> None:
+        self._config = config
+        self._budget = RestartBudget(config.max_restarts, config.restart_window_s)
+        self.counts: Counter[str] = Counter(dict.fromkeys(_CAUSES, 0))
+
+    def cause(self, process: SimulatorProcess) -> str | None:
+        """Why the process must be replaced; None where it is good for another episode."""
+        config = self._config
+        if not process.is_alive():
+            return "frozen" if isinstance(process.death, ActorFrozen) else "died"
+        if config.recycle_after_episodes is not None and process.num_episodes >= config.recycle_after_episodes:
+            return "recycle_after_episodes"
+        if config.rss_limit_mb is not None and process.private_mb() > config.rss_limit_mb:
+            return "rss_limit_mb"
+        return None
+
+    def note_worn_out(self, process: SimulatorProcess, cause: str) -> None:
+        """Count a living process that had its time or grew too big."""
+        self.counts[cause] += 1
+        told = f"after {process.num_episodes} episodes, with {process.private_mb():.0f} MiB of its own"
+        logger.info("simulator %s is replaced (%s) %s.", process.name, cause, told)
+
+    def note_death(self, cause: str, death: ActorDied, now: float) -> bool:
+        """Count a process that died or froze at `now` (s); False where that is one more than chance explains."""
+        self.counts[cause] += 1
+        logger.warning("a simulator is replaced: %s", death)
+        return self._budget.spend(now)

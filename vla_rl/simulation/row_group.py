@@ -1,0 +1,98 @@
+"""The rows of a vector environment that live in one process."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any, TypeAlias, TypeVar
+
+from vla_rl.actors import begin
+from vla_rl.errors import ActorDied, EnvError
+from vla_rl.simulation.batch import SharedBatch
+from vla_rl.simulation.hosted import PackedStep
+from vla_rl.simulation.process import SimulatorProcess
+from vla_rl.simulation.worker import EnvWorker
+from vla_rl.types import Info
+
+T = TypeVar("T")
+
+Answer: TypeAlias = tuple[float, bool, bool, Info, dict[str, Any] | None]
+"""Reward, terminated, truncated, info; and `final_obs` with `final_info` where it was reset in the same step."""
+
+
+class RowGroup:
+    """Steps and resets its rows, whose observations are written into a shared batch.
+
+    Args:
+        process: with one open environment for each row.
+        first: the first of its rows.
+        batch: of all rows of the vector environment.
+    """
+
+    def __init__(self, process: SimulatorProcess, first: int, batch: SharedBatch) -> None:
+        self.process, self.first, self._batch = process, first, batch
+        self.rows = slice(first, first + len(process.simulators))
+
+    async def share_batch(self, num_rows: int) -> None:
+        """Have the process write into the batch from now on."""
+        await all_of(
+            simulator.ask(simulator.worker.write_rows(number, self._batch.path, self.first + number, num_rows))
+            for number, simulator in enumerate(self.process.simulators)
+        )
+
+    async def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> Info:
+        """Begin an episode in one of the rows; its info."""
+        simulator = self.process.simulators[row - self.first]
+        (_, others), info = await simulator.reset(seed, options, self._batch.current)
+        self._batch.put(row, others)
+        return info
+
+    async def render(self) -> list[Any]:
+        """What the environments' render gives."""
+        return await all_of(
+            simulator.ask(simulator.worker.render(number)) for number, simulator in enumerate(self.process.simulators)
+        )
+
+    def begin_steps(self, actions: list[Any]) -> Awaitable[list[PackedStep]]:
+        """One control step in every row, for one message, which is on its way when this returns; see `end_steps`."""
+        return begin(self.process.worker, EnvWorker.step_all, actions, self._batch.current)
+
+    async def end_steps(self, call: Awaitable[list[PackedStep]]) -> list[Answer]:
+        """What `begin_steps` began."""
+        try:
+            steps = await call
+        except (ActorDied, EnvError) as error:
+            for simulator in self.process.simulators:
+                simulator.remember(error)
+            raise
+        answers: list[Answer] = []
+        for row, ((_, others), reward, terminated, truncated, info) in enumerate(steps, self.first):
+            self._batch.put(row, others)
+            answers.append((reward, terminated, truncated, info, None))
+        return answers
+
+    async def step_singly(self, actions: list[Any], *, resets_at_end: bool) -> list[Answer]:
+        """One control step in every row, for a message each; where the action is None its next episode begins instead.
+
+        `resets_at_end`: begin the next episode in the same step that ended one.
+        """
+        return await all_of(self._step(row, action, resets_at_end) for row, action in enumerate(actions, self.first))
+
+    async def _step(self, row: int, action: Any, resets_at_end: bool) -> Answer:
+        if action is None:
+            return 0.0, False, False, await self.reset(row, None, None), None
+        number = row - self.first
+        step = self.process.worker.step(number, action, self._batch.current)
+        (_, others), reward, terminated, truncated, info = await self.process.simulators[number].ask(step)
+        self._batch.put(row, others)
+        if resets_at_end and (terminated or truncated):
+            final = {"final_obs": self._batch.row(row), "final_info": info}
+            return reward, terminated, truncated, await self.reset(row, None, None), final
+        return reward, terminated, truncated, info, None
+
+
+async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:
+    """Results in order. All run to their end: the first failure is raised only then, so that no row is half written."""
+    results = await asyncio.gather(*coroutines, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
