@@ -19,12 +19,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulation": {"types", "errors", "actors"},
     "observe": {"types", "errors", "actors", "graph"},
     "engines": {"types", "errors", "actors", "algorithms", "rollout"},
-    "envs": {"types", "errors", "simulation"},
+    "sandbox": {"types", "errors", "actors"},
+    "scoring": {"types", "errors", "sandbox"},
+    "envs": {"types", "errors", "actors", "data", "sandbox", "scoring", "simulation"},
     "models": {"types", "errors", "algorithms", "engines"},
     "data": {"types", "errors"},
+    "endpoint": {"types", "errors", "actors", "rollout"},
     "recipes": {
         "types", "errors", "graph", "actors", "algorithms", "rollout", "simulation", "observe", "engines", "envs", "models",
-        "data",
+        "data", "sandbox", "scoring", "endpoint",
     },
 }  # fmt: skip
 
@@ -77,6 +80,10 @@ def test_the_root_shows_the_rooms_that_people_look_for() -> None:
         "vla_rl.envs",
         "vla_rl.envs.toy",
         "vla_rl.envs.libero",
+        "vla_rl.envs.text",
+        "vla_rl.sandbox",
+        "vla_rl.scoring",
+        "vla_rl.endpoint",
     ],
 )
 def test_no_torch_comes_with(module: str) -> None:

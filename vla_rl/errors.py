@@ -9,6 +9,7 @@ Who raises what:
     `ConservationError`          an episode was lost or counted twice; only a bug of ours can raise it
     `CheckpointError`            a checkpoint that is not whole, or could not be written
     `DataError`                  a data set that is not what was expected; names the file, the episode and the field
+    `ContextOverflow`            a prompt that leaves a language policy no room to reply
 """
 
 from collections.abc import Sequence
@@ -68,3 +69,19 @@ class CheckpointError(VlaRlError):
 
 class DataError(VlaRlError):
     """A data set that lacks something, or holds something else than expected; names the file, the episode and the field."""
+
+
+class ContextOverflow(VlaRlError, ValueError):
+    """A prompt that leaves no room for a reply.
+
+    Args:
+        num_tokens: of the prompt.
+        context_size: tokens that prompt and reply may have together.
+    """
+
+    def __init__(self, num_tokens: int, context_size: int) -> None:
+        self.num_tokens, self.context_size = num_tokens, context_size
+        super().__init__(
+            f"the prompt has {num_tokens} tokens and the context {context_size}, expected room for at least one token of a "
+            "reply; shorten the conversation, or take a policy (or an engine) with a longer context"
+        )

@@ -44,7 +44,7 @@ def test_what_the_page_prints_is_true(namespace: dict[str, Any], capsys: pytest.
 async def test_the_page_judges_an_episode(namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     async with asyncio.timeout(60):
         await namespace["judge"]()
-    assert capsys.readouterr().out == "(1,) 0.0 8.0 (1, 56)\n"
+    assert capsys.readouterr().out == "(1,) 0.0 8.0 (56,)\n"
 
 
 async def test_the_page_saves_and_goes_on(

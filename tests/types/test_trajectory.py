@@ -36,8 +36,12 @@ def test_staleness_is_counted_from_the_oldest_chunk() -> None:
 
 
 def test_only_success_is_success() -> None:
-    outcomes = {reason: trajectory(reason).is_success for reason in StopReason}
-    assert outcomes == {StopReason.SUCCESS: True, StopReason.TERMINATED: False, StopReason.TIME_LIMIT: False}
+    assert {reason for reason in StopReason if trajectory(reason).is_success} == {StopReason.SUCCESS}
+
+
+def test_only_what_we_ended_was_cut_off() -> None:
+    own_endings = {reason for reason in StopReason if not reason.is_cut_off}
+    assert own_endings == {StopReason.SUCCESS, StopReason.TERMINATED}
 
 
 def test_a_group_knows_its_task_and_its_success_rate() -> None:

@@ -1,8 +1,8 @@
 """Engines and learners: who computes actions, who updates the weights, and the one lane both share the device on.
 
-policy_model   what they need of a policy family
+policy_model   what they need of a policy family; language_model, of one that speaks
 device_lane    the thread that owns the device
-torch_engine   `TorchEngine`: actions in batches of whoever waits
+torch_engine   `TorchEngine`: actions, or replies, in batches of whoever waits
 learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
 critic         `Critic`: values, for whoever learns with one; scoring: `Reference`, the frozen anchor of a KL term
 checkpoint     everything that a run goes on from, whole or not at all
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from vla_rl.engines.critic import Critic, Judged
     from vla_rl.engines.device_lane import DeviceLane
     from vla_rl.engines.imitation import Demonstration, Imitator
+    from vla_rl.engines.language_model import LanguageModel
     from vla_rl.engines.learner import Learner, PolicyMismatchError, UpdateReport
     from vla_rl.engines.optimizer import DivergedError
-    from vla_rl.engines.policy_model import PolicyModel
+    from vla_rl.engines.policy_model import PolicyModel, TokenModel
     from vla_rl.engines.scoring import Reference
     from vla_rl.engines.torch_engine import TorchEngine
     from vla_rl.engines.training import TrainingState, WeightSink
@@ -44,12 +45,14 @@ __all__ = [
     "ImitationConfig",
     "Imitator",
     "Judged",
+    "LanguageModel",
     "Learner",
     "LearnerConfig",
     "OptimizerConfig",
     "PolicyMismatchError",
     "PolicyModel",
     "Reference",
+    "TokenModel",
     "TorchEngine",
     "TrainingState",
     "UpdateReport",
@@ -65,9 +68,10 @@ _HOME = {
     "critic": ("Critic", "Judged"),
     "device_lane": ("DeviceLane",),
     "imitation": ("Demonstration", "Imitator"),
+    "language_model": ("LanguageModel",),
     "learner": ("Learner", "PolicyMismatchError", "UpdateReport"),
     "optimizer": ("DivergedError",),
-    "policy_model": ("PolicyModel",),
+    "policy_model": ("PolicyModel", "TokenModel"),
     "scoring": ("Reference",),
     "torch_engine": ("TorchEngine",),
     "training": ("TrainingState", "WeightSink"),

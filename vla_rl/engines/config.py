@@ -1,13 +1,27 @@
 """Configurations of engines and learners; they import in an instant, without torch."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vla_rl.algorithms.losses import PolicyLossConfig, ValueLossConfig
+from vla_rl.engines.vllm.config import VllmConfig
 from vla_rl.types import Config
 
 
+class MicroBatchSize(NamedTuple):
+    """How much goes into one forward pass."""
+
+    rows: int
+    tokens: int | None = None
+    """Padding included; None: no limit."""
+
+
 class EngineConfig(Config, frozen=True, kw_only=True):
-    """How decisions are batched."""
+    """Which engine decides, and how decisions are batched."""
+
+    kind: Literal["torch", "vllm"] = "torch"
+    """`torch`: in this process, with the learner's weights; `vllm`: in processes of its own, as `engine.vllm` says."""
+
+    vllm: VllmConfig = VllmConfig()
 
     max_batch: int = 16
     """Most decisions computed together."""
@@ -18,7 +32,20 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     is_deterministic: bool = False
     """Batches of exactly one, so that the last bit of an answer does not depend on who waited beside it."""
 
+    max_context: int | None = None
+    """Of a language policy: most tokens of a prompt and its reply together; none takes the model's own limit."""
+
+    max_reply: int = 512
+    """Of a language policy: most tokens of one reply."""
+
+    kept_conversations: int = 16
+    """Of a language policy: conversations whose keys and values are kept between their turns, beside those that run; the
+    beginnings they share with a new prompt are not read again. 0 keeps none."""
+
     def __post_init__(self) -> None:
+        self.require(self.max_context is None or self.max_context >= 2, "max_context", "at least 2 tokens, or none")
+        self.require(self.max_reply >= 1, "max_reply", "at least 1 token")
+        self.require(self.kept_conversations >= 0, "kept_conversations", "at least 0")
         self.require(self.max_batch >= 1, "max_batch", "at least 1 decision")
         self.require(self.max_wait_s >= 0.0, "max_wait_s", "at least 0 seconds")
 
@@ -71,7 +98,11 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     """The loss of every token; the default is the clipped surrogate, a trust region."""
 
     micro_batch: int = 32
-    """Decisions in one forward and backward pass; sets memory and speed, never the gradient."""
+    """Rows (decisions, or conversations) in one forward and backward pass; sets memory and speed, never the gradient."""
+
+    micro_batch_tokens: int | None = None
+    """Of a language policy: most tokens of prompts and replies in one pass, padding included, beside `micro_batch`; rows of
+    like length are put together."""
 
     minibatch_trajectories: int | None = None
     """Trajectories per optimizer step; none takes all of an update in one step."""
@@ -99,6 +130,8 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 decision")
+        by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
+        self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
         several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1
         self.require(several, "minibatch_trajectories", "at least 1 trajectory, or none")
         self.require(self.epochs >= 1, "epochs", "at least 1")
@@ -108,6 +141,11 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         needed = "a number of tokens above 0" if by_length else "none: only seq_mean_token_sum_norm divides by it"
         self.require(fits, "trajectory_length", needed)
         self.require(self.max_mismatch > 0.0, "max_mismatch", "above 0")
+
+    @property
+    def micro_batch_size(self) -> MicroBatchSize:
+        """Both limits of a micro-batch."""
+        return MicroBatchSize(self.micro_batch, self.micro_batch_tokens)
 
     @property
     def steps_once_per_update(self) -> bool:
@@ -136,6 +174,9 @@ class CriticConfig(Config, frozen=True, kw_only=True):
     micro_batch: int = 256
     """Observations in one forward and backward pass; sets memory and speed, never the gradient."""
 
+    micro_batch_tokens: int | None = None
+    """Of a language policy: most tokens of prompts in one pass, padding included, beside `micro_batch`."""
+
     minibatch_trajectories: int | None = None
     """Trajectories per optimizer step; none takes all of an update in one step."""
 
@@ -150,9 +191,16 @@ class CriticConfig(Config, frozen=True, kw_only=True):
         self.require(self.value_scale > 0.0, "value_scale", "above 0")
         several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1
         self.require(several, "minibatch_trajectories", "at least 1 trajectory, or none")
+        by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
+        self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
         for field in ("micro_batch", "epochs"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.warmup_updates >= 0, "warmup_updates", "at least 0 updates")
+
+    @property
+    def micro_batch_size(self) -> MicroBatchSize:
+        """Both limits of a micro-batch."""
+        return MicroBatchSize(self.micro_batch, self.micro_batch_tokens)
 
 
 class ImitationConfig(Config, frozen=True, kw_only=True):
@@ -163,5 +211,15 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
     micro_batch: int = 32
     """Demonstrated chunks in one forward and backward pass; sets memory and speed, never the gradient."""
 
+    micro_batch_tokens: int | None = None
+    """Of a language policy: most tokens in one pass, padding included, beside `micro_batch`."""
+
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 chunk")
+        by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
+        self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
+
+    @property
+    def micro_batch_size(self) -> MicroBatchSize:
+        """Both limits of a micro-batch."""
+        return MicroBatchSize(self.micro_batch, self.micro_batch_tokens)

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from vla_rl.algorithms.losses import value_loss
 from vla_rl.engines.config import CriticConfig
 from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.micro_batches import micro_batches
 from vla_rl.engines.optimizer import PolicyOptimizer, StepReport
-from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.policy_model import TokenModel
 from vla_rl.engines.scoring import in_parts
 from vla_rl.errors import CheckpointError
-from vla_rl.types import Observation, StopReason, Trajectory, derive_seed
+from vla_rl.types import Observation, Trajectory, derive_seed
 
 Rows: TypeAlias = tuple[tuple[Observation, ...], Tensor, Tensor]
 """Observations, returns [B] and old values [B], the last two in units of `value_scale`."""
@@ -69,7 +70,7 @@ class Critic:
         seed: of the head's first weights and of the order of the mini-batches.
     """
 
-    def __init__(self, model: PolicyModel[Any], lane: DeviceLane, config: CriticConfig, seed: int) -> None:
+    def __init__(self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int) -> None:
         self._lane, self._config, self._seed = lane, config, seed
         self._trunk = model if config.trunk == "shared" else model.copy()
         with torch.random.fork_rng():
@@ -93,12 +94,13 @@ class Critic:
             seen += [step.observation for step in trajectory.steps]
             if is_cut_off(trajectory):
                 seen.append(trajectory.final_observation)
-        parts = [
-            seen[first : first + self._config.micro_batch] for first in range(0, len(seen), self._config.micro_batch)
-        ]
+        indices = micro_batches(_num_read(seen), self._config.micro_batch_size)
+        parts = [[seen[row] for row in index.tolist()] for index in indices]
         async with self._turn:
-            values = await in_parts(self._lane, self._trunk.prepare, self._judge, parts, "values")
-        return _by_trajectory(trajectories, torch.cat(values).numpy() * self._config.value_scale)
+            judged = await in_parts(self._lane, self._trunk.prepare, self._judge, parts, "values")
+        values = torch.zeros(len(seen))
+        values[torch.cat(indices)] = torch.cat(judged)
+        return _by_trajectory(trajectories, values.numpy() * self._config.value_scale)
 
     async def update(
         self, trajectories: Sequence[Trajectory], judged: Sequence[Judged], returns: Sequence[np.ndarray]
@@ -119,12 +121,13 @@ class Critic:
         target = torch.from_numpy(np.concatenate(list(returns)).astype(np.float32)) / self._config.value_scale
         old = torch.from_numpy(np.concatenate([each.values for each in judged])) / self._config.value_scale
         sequence = torch.from_numpy(np.repeat(np.arange(len(returns)), [len(each) for each in returns]))
+        num_read = _num_read(observations)
         losses: list[Tensor] = []
         reports: list[StepReport] = []
         async with self._turn:
             for index in self._minibatches(sequence):
                 await self._lane.run(self._optimizer.zero_grad, work="critic")
-                pieces = torch.split(index, self._config.micro_batch)
+                pieces = [index[piece] for piece in micro_batches(num_read[index], self._config.micro_batch_size)]
                 parts = [
                     (tuple(observations[row] for row in piece.tolist()), target[piece], old[piece]) for piece in pieces
                 ]
@@ -202,7 +205,7 @@ class Critic:
 
 def is_cut_off(trajectory: Trajectory) -> bool:
     """Whether the world went on after the last observation, so that its value belongs to the return."""
-    return trajectory.stop_reason is StopReason.TIME_LIMIT
+    return trajectory.stop_reason.is_cut_off
 
 
 def _by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[Judged]:
@@ -228,3 +231,8 @@ def _check_returns(trajectories: Sequence[Trajectory], returns: Sequence[np.ndar
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _num_read(observations: Sequence[Observation]) -> Tensor:
+    """int64 [N], tokens of each one's prompt; 1 where there is none."""
+    return torch.tensor([len(observation.get("prompt_tokens", (0,))) for observation in observations])

@@ -1,36 +1,38 @@
-"""The rows of an update: one for each decision that was executed, and nothing else.
+"""The rows of an update: what was decided in its episodes, and nothing else.
 
-Legend: N decisions, T tokens a decision. Rows after the end of an episode do not exist, and the tokens of control steps
-that did not run are masked, so the mask ends at the exact control step that ended the episode.
+Legend: N rows, T tokens a row. A row is one decision, or the turns of a conversation that fit together (`rows`). Rows after
+the end of an episode do not exist, and the tokens of control steps that did not run are masked, so the mask ends at the
+exact control step that ended the episode. Replies of different lengths are padded on the right, and the padding is masked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.types import Observation, Step, Trajectory
-
-Advantage: TypeAlias = float | np.ndarray
-"""Of one trajectory: one number for all its tokens, float [decisions], or float [decisions, T]."""
+from vla_rl.engines.rows import Advantage, Row, Span, rows_of
+from vla_rl.types import Observation, Trajectory
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """Columns of N decisions.
+    """Columns of N rows.
 
     Attributes:
         observations: what the policy saw; frames are uint8 still.
         tokens: int64 [N, T], what it chose; float32 from a policy that chooses numbers.
         behavior_log_prob: float32 [N, T], under the weights that acted.
-        mask: bool [N, T], True where the token's control step ran.
-        advantage: float32 [N, T], or [N, 1] where no trajectory has one for each token.
+        mask: bool [N, T], True where the policy chose the token and its control step ran.
+        advantage: float32 [N, T], or [N, 1] where every row has one number.
         temperature: float32 [N], at which the tokens were sampled.
         sequence: int64 [N], index of the trajectory.
-        weight_version: int64 [N], of the weights that acted.
+        weight_version: int64 [N, T], of the weights that chose each token, or [N, 1] where no row has two.
+        num_tokens: int64 [N], tokens of the row, without padding.
+        num_read: int64 [N], tokens that a forward pass reads for it: those, and its prompt's where it has one.
+        spans: for each row where the tokens of its decisions stand.
         proximal_log_prob: float32 [N, T], under the learner's weights before the update; None where no one asked.
         reference_log_prob: float32 [N, T], under the frozen reference policy; None where there is none.
         sequence_log_ratio: float32 [N, 1], mean log-ratio over the row's whole trajectory; None where no one asked.
@@ -46,6 +48,9 @@ class Decisions:
     temperature: Tensor
     sequence: Tensor
     weight_version: Tensor
+    num_tokens: Tensor
+    num_read: Tensor
+    spans: tuple[tuple[Span, ...], ...]
     proximal_log_prob: Tensor | None = None
     reference_log_prob: Tensor | None = None
     sequence_log_ratio: Tensor | None = None
@@ -57,19 +62,41 @@ class Decisions:
 
     @property
     def num_trajectories(self) -> int:
-        """Trajectories that the decisions were made in."""
+        """Trajectories that the rows are from."""
         return int(self.sequence[-1]) + 1
 
+    @property
+    def num_decisions(self) -> int:
+        """Decisions in all rows together."""
+        return sum(len(spans) for spans in self.spans)
+
     def rows(self, index: Tensor) -> "Decisions":
-        """Some of the decisions, int64 [M], in that order."""
-        observations = tuple(self.observations[row] for row in index.tolist())
-        columns: Any = {name: column[index] for name, column in self._columns()}
-        return replace(self, observations=observations, **columns)
+        """Some of the rows, int64 [M], in that order, without columns that are padding in all of them."""
+        chosen = index.tolist()
+        full = self.mask.shape[1]
+        width = int(self.num_tokens[index].max()) if chosen else full
+        columns: Any = {
+            name: column[index, :width] if column.ndim == 2 and column.shape[1] == full else column[index]
+            for name, column in self._columns()
+        }
+        return replace(
+            self,
+            observations=tuple(self.observations[row] for row in chosen),
+            spans=tuple(self.spans[row] for row in chosen),
+            **columns,
+        )
 
     def on(self, device: torch.device) -> "Decisions":
-        """The same decisions with their columns on a device; observations stay where they are."""
+        """The same rows with their columns on a device; observations stay where they are."""
         columns: Any = {name: column.to(device) for name, column in self._columns()}
         return replace(self, **columns)
+
+    def by_decision(self, values: Tensor) -> list[np.ndarray]:
+        """[N, T] on the CPU, such as log-probs, cut into the tokens of each decision, in order of the decisions."""
+        found: dict[int, np.ndarray] = {}
+        for row, spans in zip(values.numpy(), self.spans, strict=True):
+            found |= {span.decision: row[span.start : span.stop] for span in spans}
+        return [found[decision] for decision in sorted(found)]
 
     def _columns(self) -> list[tuple[str, Tensor]]:
         columns = [(field.name, getattr(self, field.name)) for field in fields(self)]
@@ -79,79 +106,93 @@ class Decisions:
 def decisions_of(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[Advantage],
-    reference_log_probs: Sequence[np.ndarray] | None = None,
+    reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
 ) -> Decisions:
     """Flatten trajectories, in order.
 
     Args:
         trajectories: episodes with at least one decision between them.
         advantages: one for each trajectory.
-        reference_log_probs: float32 [decisions, T] for each trajectory, or None.
+        reference_log_probs: for each trajectory float32 [T] of each decision, or None.
 
     Raises: ValueError where there is nothing to learn from, or the advantages do not fit or are not finite.
     """
     if len(trajectories) != len(advantages):
         raise ValueError(f"{len(advantages)} advantages for {len(trajectories)} trajectories, expected one each.")
-    steps = [step for trajectory in trajectories for step in trajectory.steps]
-    if not steps:
+    rows: list[Row] = []
+    num_decisions = 0
+    for number, (trajectory, advantage) in enumerate(zip(trajectories, advantages, strict=True)):
+        reference = None if reference_log_probs is None else reference_log_probs[number]
+        rows += rows_of(trajectory, number, num_decisions, advantage, reference)
+        num_decisions += len(trajectory.steps)
+    if not rows:
         raise ValueError("the update has no decision, expected at least one; skip an update without trajectories.")
-    lengths = [len(trajectory.steps) for trajectory in trajectories]
-    temperatures = [trajectory.episode.sampling.temperature for trajectory in trajectories]
-    kind = np.float32 if steps[0].chunk.tokens.dtype.kind == "f" else np.int64
-    tokens = _stacked([step.chunk.tokens for step in steps], "tokens", kind)
-    reference = None
-    if reference_log_probs is not None:
-        reference = torch.from_numpy(np.concatenate(list(reference_log_probs)).astype(np.float32))
-        if reference.shape != tokens.shape:
-            raise ValueError(f"reference_log_probs are {list(reference.shape)} in all, expected {list(tokens.shape)}.")
+    _require_one_length(rows)
+    temperatures = torch.tensor([trajectory.episode.sampling.temperature for trajectory in trajectories])
+    sequence = torch.tensor([row.sequence for row in rows])
+    kind = np.float32 if rows[0].tokens[0].dtype.kind == "f" else np.int64
+    with_reference = reference_log_probs is not None
     return Decisions(
-        observations=tuple(step.observation for step in steps),
-        tokens=tokens,
-        behavior_log_prob=_stacked([step.chunk.log_probs for step in steps], "log_probs", np.float32),
-        mask=torch.from_numpy(np.stack([executed_tokens(step) for step in steps])),
-        advantage=_row_advantages(trajectories, advantages, tokens.shape[1]),
-        temperature=torch.from_numpy(np.repeat(np.array(temperatures, np.float32), lengths)),
-        sequence=torch.from_numpy(np.repeat(np.arange(len(trajectories)), lengths)),
-        weight_version=torch.tensor([step.chunk.weight_version for step in steps]),
-        reference_log_prob=reference,
-        action_tokens=tokens.shape[1] // len(steps[0].chunk.actions),
+        observations=tuple(row.observation for row in rows),
+        tokens=_padded(rows, "tokens", lambda row: row.tokens, kind),
+        behavior_log_prob=_padded(rows, "log_probs", lambda row: row.log_probs, np.float32),
+        mask=_padded(rows, "mask", lambda row: row.mask, np.bool_),
+        advantage=_advantage_columns(rows),
+        temperature=temperatures[sequence],
+        sequence=sequence,
+        weight_version=_version_columns(rows),
+        num_tokens=torch.tensor([row.num_tokens for row in rows]),
+        num_read=torch.tensor([row.num_read for row in rows]),
+        spans=tuple(tuple(row.spans) for row in rows),
+        reference_log_prob=_padded(rows, "reference", lambda row: row.reference, np.float32)
+        if with_reference
+        else None,
+        action_tokens=_action_tokens(trajectories),
     )
 
 
-def executed_tokens(step: Step) -> np.ndarray:
-    """bool [T]: the tokens of the first `num_executed` control steps."""
-    num_tokens, horizon = len(step.chunk.tokens), len(step.chunk.actions)
-    if num_tokens % horizon:
-        raise ValueError(f"a chunk has {num_tokens} tokens for {horizon} control steps, expected a multiple of them.")
-    return np.arange(num_tokens) < step.num_executed * (num_tokens // horizon)
+def _action_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """Tokens of one control step; of a reply, which is one step of any length, each token counts by itself."""
+    chunks = [step.chunk for trajectory in trajectories for step in trajectory.steps]
+    sizes = {len(chunk.tokens) // len(chunk.actions) for chunk in chunks}
+    return sizes.pop() if len(sizes) == 1 and chunks[0].tokens.shape != chunks[0].actions.shape[1:] else 1
 
 
-def _row_advantages(trajectories: Sequence[Trajectory], advantages: Sequence[Advantage], num_tokens: int) -> Tensor:
-    rows = [
-        _checked_advantage(trajectory, advantage, num_tokens)
-        for trajectory, advantage in zip(trajectories, advantages, strict=True)
-    ]
-    width = max(row.shape[1] for row in rows)
-    columns = [np.broadcast_to(row, (len(row), width)) for row in rows]
-    return torch.from_numpy(np.concatenate(columns).astype(np.float32))
+def _require_one_length(rows: Sequence[Row]) -> None:
+    """Only what follows prompts of tokens may have any length."""
+    shapes = {part.shape for row in rows for part in row.tokens}
+    if len(shapes) > 1 and not all("prompt_tokens" in row.observation for row in rows):
+        raise ValueError(f"the chunks' tokens have shapes {sorted(shapes)}, expected one; was the policy changed?")
 
 
-def _checked_advantage(trajectory: Trajectory, advantage: Advantage, num_tokens: int) -> np.ndarray:
-    """float64 [decisions, 1 or T]."""
-    values, num_rows = np.asarray(advantage, dtype=np.float64), len(trajectory.steps)
-    which = f"the advantage of episode {trajectory.episode.episode_id}"
-    if values.shape not in ((), (num_rows,), (num_rows, num_tokens)):
-        raise ValueError(
-            f"{which} is {list(values.shape)}, expected one number, [{num_rows}] for its decisions, "
-            f"or [{num_rows}, {num_tokens}] for their tokens."
-        )
-    if not np.isfinite(values).all():
-        raise ValueError(f"{which} is not finite; look at the rewards of its group.")
-    return values if values.ndim == 2 else np.broadcast_to(values.reshape(-1, 1), (num_rows, 1))
+def _padded(
+    rows: Sequence[Row], name: str, parts: Callable[[Row], Sequence[np.ndarray]], dtype: type[np.generic]
+) -> Tensor:
+    """[N, T], zeros beyond each row's end."""
+    padded = np.zeros((len(rows), max(row.num_tokens for row in rows)), dtype)
+    for line, row in zip(padded, rows, strict=True):
+        joined = np.concatenate(list(parts(row)))
+        if len(joined) != row.num_tokens:
+            raise ValueError(f"a chunk has {len(joined)} {name} for {row.num_tokens} tokens, expected one each.")
+        line[: len(joined)] = joined
+    return torch.from_numpy(padded)
 
 
-def _stacked(arrays: Sequence[np.ndarray], name: str, dtype: type[np.generic]) -> Tensor:
-    shapes = {array.shape for array in arrays}
-    if len(shapes) > 1:
-        raise ValueError(f"the chunks' {name} have shapes {sorted(shapes)}, expected one; was the policy changed?")
-    return torch.from_numpy(np.stack(arrays).astype(dtype, copy=False))
+def _advantage_columns(rows: Sequence[Row]) -> Tensor:
+    """float32 [N, T], or [N, 1] where every row is one decision with one number."""
+    if all(len(row.advantage) == 1 and row.advantage[0].shape == (1,) for row in rows):
+        return torch.tensor(np.concatenate([row.advantage[0] for row in rows]), dtype=torch.float32)[:, None]
+
+    def spread(row: Row) -> list[np.ndarray]:
+        return [np.broadcast_to(own, part.shape) for own, part in zip(row.advantage, row.tokens, strict=True)]
+
+    return _padded(rows, "advantages", spread, np.float32)
+
+
+def _version_columns(rows: Sequence[Row]) -> Tensor:
+    """int64 [N, T], or [N, 1] where no row has tokens of two versions."""
+    columns = _padded(rows, "weight_versions", lambda row: row.versions, np.int64)
+    chosen = _padded(rows, "mask", lambda row: row.mask, np.bool_)
+    oldest = torch.where(chosen, columns, torch.iinfo(torch.int64).max).amin(dim=1, keepdim=True)
+    newest = torch.where(chosen, columns, -1).amax(dim=1, keepdim=True)
+    return oldest if bool((oldest == newest).all()) else columns

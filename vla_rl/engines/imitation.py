@@ -12,7 +12,9 @@ from torch import Tensor
 
 from vla_rl.engines.config import ImitationConfig
 from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.learner import UpdateReport
+from vla_rl.engines.micro_batches import micro_batches
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.training import Training, TrainingState, WeightSink
 from vla_rl.types import Observation, Sampling
@@ -24,10 +26,13 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     observation: Observation
 
     actions: np.ndarray
-    """float32 [H, D], in the environment's units."""
+    """float32 [H, D], in the environment's units; of a language policy int64 [1, T], the tokens of a reply."""
 
     num_valid: int
     """Control steps of the chunk that were demonstrated; the rest, after the end, may hold anything and teaches nothing."""
+
+    teaches: np.ndarray | None = None
+    """bool [T], tokens to learn from, where not all of them were demonstrated: what a conversation's others said."""
 
 
 class Imitator:
@@ -46,7 +51,7 @@ class Imitator:
 
     def __init__(
         self,
-        model: PolicyModel[Any],
+        model: PolicyModel[Any] | LanguageModel[Any],
         lane: DeviceLane,
         config: ImitationConfig,
         publish_to: Sequence[WeightSink] = (),
@@ -54,7 +59,7 @@ class Imitator:
         weight_version: int = 0,
         prepare: Callable[[Sequence[Observation]], Any] | None = None,
     ) -> None:
-        self._lane, self._config, self._prepare = lane, config, prepare or model.prepare
+        self._model, self._lane, self._config, self._prepare = model, lane, config, prepare or model.prepare
         self._training = Training(model, config.optimizer, publish_to, weight_version)
         self._turn = asyncio.Lock()
 
@@ -67,16 +72,21 @@ class Imitator:
         """One optimizer step. Raises: ValueError where no control step is valid or a chunk has another shape."""
         tokens, mask = await self._lane.prepare(self._targets, demonstrations)
         num_tokens = int(mask.sum())
+        is_text = isinstance(self._model, LanguageModel)
         async with self._turn:
             await self._lane.run(self._training.optimizer.zero_grad, work="update")
             losses: list[Tensor] = []
-            parts = torch.split(torch.arange(len(demonstrations)), self._config.micro_batch)
+            lengths = [len(each.actions[0]) if is_text else tokens.shape[1] for each in demonstrations]
+            num_read = [len(each.observation["prompt_tokens"]) if is_text else 0 for each in demonstrations]
+            sizes = torch.tensor(num_read) + torch.tensor(lengths)
+            parts = micro_batches(sizes, self._config.micro_batch_size)
             observations = [[demonstrations[row].observation for row in part.tolist()] for part in parts]
             async with aclosing(self._lane.prepared_ahead(self._prepare, observations)) as prepared:
                 rows = iter(parts)
                 async for _, batch in prepared:
                     part = next(rows)
-                    arguments = (batch, tokens[part], mask[part], num_tokens)
+                    width = max(lengths[row] for row in part.tolist())
+                    arguments = (batch, tokens[part, :width], mask[part, :width], num_tokens)
                     losses.append(await self._lane.run(self._backward, *arguments, work="update"))
             report = await self._lane.run(self._training.step, True, work="update")
         metrics = {
@@ -88,17 +98,23 @@ class Imitator:
         return UpdateReport(self.weight_version, metrics)
 
     async def evaluate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
-        """Greedy actions against the demonstrated ones: token accuracy, and mean |a - a*| in the environment's units."""
+        """Greedy actions against the demonstrated ones: token accuracy, and mean |a - a*| in the environment's units.
+
+        Raises: TypeError for a language policy, whose replies are judged by playing.
+        """
+        model = self._model
+        if isinstance(model, LanguageModel):
+            raise TypeError("a language policy is not judged by its distance from a demonstration; let it play")
         tokens, mask = await self._lane.prepare(self._targets, demonstrations)
         chosen: list[np.ndarray] = []
         for first in range(0, len(demonstrations), self._config.micro_batch):
             part = demonstrations[first : first + self._config.micro_batch]
-            batch = await self._lane.prepare(self._training.model.prepare, [d.observation for d in part])
-            chosen.append(await self._lane.run(self._greedy, batch, len(part), work="evaluate"))
+            batch = await self._lane.prepare(model.prepare, [d.observation for d in part])
+            chosen.append(await self._lane.run(_greedy, model, batch, len(part), work="evaluate"))
         greedy = np.concatenate(chosen)
         valid = mask.numpy()
         wanted = np.stack([d.actions for d in demonstrations])
-        error = np.abs(self._training.model.decode(greedy) - wanted)
+        error = np.abs(model.decode(greedy) - wanted)
         is_valid_step = np.arange(error.shape[1])[None] < np.array([[d.num_valid] for d in demonstrations])
         return {
             "imitation/token_accuracy": float((greedy == tokens.numpy())[valid].mean()),
@@ -119,12 +135,15 @@ class Imitator:
         """Tokens int64 [B, T] and mask bool [B, T]."""
         if not any(demonstration.num_valid > 0 for demonstration in demonstrations):
             raise ValueError("no demonstrated control step is valid, expected at least one.")
-        actions = np.stack([demonstration.actions for demonstration in demonstrations])
-        tokens = self._training.model.encode(np.nan_to_num(actions))
-        tokens_per_step = tokens.shape[1] // actions.shape[1]
-        num_valid = np.array([[demonstration.num_valid] for demonstration in demonstrations])
-        mask = np.arange(tokens.shape[1])[None] < num_valid * tokens_per_step
-        return torch.from_numpy(tokens), torch.from_numpy(mask)
+        rows = [self._model.encode(np.nan_to_num(each.actions)[None])[0] for each in demonstrations]
+        tokens = torch.zeros(len(rows), max(len(row) for row in rows), dtype=torch.from_numpy(rows[0]).dtype)
+        mask = torch.zeros(tokens.shape, dtype=torch.bool)
+        for number, (row, each) in enumerate(zip(rows, demonstrations, strict=True)):
+            tokens[number, : len(row)] = torch.from_numpy(row)
+            mask[number, : each.num_valid * (len(row) // len(each.actions))] = True
+            if each.teaches is not None:
+                mask[number, : len(row)] &= torch.from_numpy(each.teaches)
+        return tokens, mask
 
     def _backward(self, batch: Any, tokens: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
         device = self._training.device
@@ -134,7 +153,8 @@ class Imitator:
         torch.autograd.backward(loss)
         return loss.detach()
 
-    def _greedy(self, batch: Any, num_rows: int) -> np.ndarray:
-        with torch.inference_mode():
-            tokens, _ = self._training.model.sample(batch, [Sampling(greedy=True)] * num_rows)
-        return tokens.cpu().numpy()
+
+def _greedy(model: PolicyModel[Any], batch: Any, num_rows: int) -> np.ndarray:
+    with torch.inference_mode():
+        tokens, _ = model.sample(batch, [Sampling(greedy=True)] * num_rows)
+    return tokens.cpu().numpy()

@@ -25,11 +25,13 @@ from torch import Tensor
 from vla_rl.algorithms import Denominators, aggregation, count_denominators
 from vla_rl.algorithms.losses import PolicyLoss, TokenBatch, policy_loss
 from vla_rl.engines.config import LearnerConfig
-from vla_rl.engines.decisions import Advantage, Decisions, decisions_of
+from vla_rl.engines.decisions import Decisions, decisions_of
 from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.micro_batches import micro_batches
 from vla_rl.engines.optimizer import StepReport
-from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.policy_model import TokenModel
 from vla_rl.engines.proximal import Proximal
+from vla_rl.engines.rows import Advantage
 from vla_rl.engines.training import Training, TrainingState, WeightSink
 from vla_rl.engines.update_metrics import (
     MicroBatchSums,
@@ -68,7 +70,7 @@ class Learner:
 
     def __init__(
         self,
-        model: PolicyModel[Any],
+        model: TokenModel[Any],
         lane: DeviceLane,
         config: LearnerConfig,
         publish_to: Sequence[WeightSink] = (),
@@ -99,7 +101,7 @@ class Learner:
         self,
         trajectories: Sequence[Trajectory],
         advantages: Sequence[Advantage],
-        reference_log_probs: Sequence[np.ndarray] | None = None,
+        reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
     ) -> UpdateReport:
         """Learn from trajectories, and publish the new weights.
 
@@ -110,7 +112,7 @@ class Learner:
         Args:
             trajectories: episodes to learn from.
             advantages: of each trajectory one, one for each decision, or one for each token.
-            reference_log_probs: float32 [decisions, T] of each trajectory, where the loss has a KL term.
+            reference_log_probs: for each trajectory float32 [T] of each decision, where the loss has a KL term.
 
         Raises: ValueError where there is nothing to learn from or shapes do not fit; PolicyMismatchError where the first
             update's ratio is not 1; DivergedError for repeated gradients that are not finite.
@@ -132,10 +134,15 @@ class Learner:
                 reports.append(await self._lane.run(self._training.step, is_last, work="update"))
             if not minibatches:
                 await self._lane.run(self._training.stand_still, work="update")
-        metrics = staleness_metrics(version - decisions.weight_version) | update_metrics(sums, reports, version)
+        staleness = (version - decisions.weight_version).expand_as(decisions.mask)[decisions.mask]
+        metrics = staleness_metrics(staleness) | update_metrics(sums, reports, version)
         seconds = time.perf_counter() - started
         metrics |= self._proximal.metrics
-        metrics |= {"update/decisions": float(len(decisions)), "update/seconds": seconds}
+        metrics |= {
+            "update/decisions": float(decisions.num_decisions),
+            "update/rows": float(len(decisions)),
+            "update/seconds": seconds,
+        }
         return UpdateReport(self.weight_version, metrics)
 
     async def snapshot(self) -> TrainingState:
@@ -171,7 +178,7 @@ class Learner:
         """Gradients of a whole mini-batch; `compare` is the version whose log-probs the learner should reproduce."""
         await self._lane.run(self._training.optimizer.zero_grad, work="update")
         denominators = count_denominators(minibatch.mask, minibatch.sequence, length=self._config.trajectory_length)
-        indices = torch.split(torch.arange(len(minibatch)), self._config.micro_batch)
+        indices = micro_batches(minibatch.num_read, self._config.micro_batch_size)
         parts = [(minibatch.rows(index), denominators.rows(index)) for index in indices]
         sums: list[MicroBatchSums] = []
         async with aclosing(self._lane.prepared_ahead(self._prepare, parts)) as prepared:
@@ -191,11 +198,10 @@ class Learner:
         counts = dataclasses.replace(counts, sequence_tokens=counts.sequence_tokens.to(self._training.device))
         loss = self._aggregate(losses, rows.mask, counts)
         torch.autograd.backward(loss)
-        is_same = (
-            torch.zeros_like(rows.mask) if compare is None else rows.mask & (rows.weight_version == compare)[:, None]
-        )
+        is_same = torch.zeros_like(rows.mask) if compare is None else rows.mask & (rows.weight_version == compare)
         distance = torch.where(rows.mask, (log_prob - rows.behavior_log_prob).detach().abs(), 0.0)
         gap = torch.where(is_same, distance, 0.0)
+        versions = rows.weight_version.double().expand_as(distance)
         return MicroBatchSums(
             loss=loss.detach(),
             entropy_sum=torch.where(rows.mask, entropy.detach(), 0.0).sum(),
@@ -203,7 +209,7 @@ class Learner:
             gap_sum=gap.sum(),
             gap_max=gap.max(),
             num_compared=is_same.sum(),
-            rows=torch.stack([rows.weight_version, distance.sum(dim=1), rows.mask.sum(dim=1)]).double(),
+            tokens=torch.stack([versions, distance.double()])[:, rows.mask],
         )
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:

@@ -1,5 +1,8 @@
 """What an engine and a learner need of any policy family, and nothing else about it.
 
+`TokenModel` is what a learner, a critic and a reference need; `PolicyModel` also acts; `LanguageModel`
+(`language_model.py`) also speaks.
+
     observations ─► prepare ─► batch ─► sample ──► tokens, log_probs ─► decode ─► actions     (acting)
                                   ├───► log_probs, entropy of given tokens                    (learning)
                                   └───► features ─► a critic's value head                     (judging)
@@ -20,11 +23,12 @@ from vla_rl.types import Observation, Sampling
 BatchT = TypeVar("BatchT")
 
 
-class PolicyModel(Protocol[BatchT]):
-    """A policy over T discrete tokens per decision. T may differ from family to family, not from call to call.
+class TokenModel(Protocol[BatchT]):
+    """A network that chooses tokens after an observation, as many as its family does.
 
-    Invariant: the logits of a row depend on its own observation and the weights only, up to float rounding: neither on
-    the other rows of the batch nor on their number, nor on padding. There is no dropout: acting and learning agree.
+    Invariant: the logits of a row depend on its own observation, its own tokens before and the weights only, up to float
+    rounding: neither on the other rows of the batch nor on their number, nor on padding. There is no dropout: acting and
+    learning agree.
     """
 
     @property
@@ -45,10 +49,6 @@ class PolicyModel(Protocol[BatchT]):
         """Turn observations into a batch on the CPU; frames stay uint8. Raises: ValueError for what does not fit."""
         ...
 
-    def sample(self, batch: BatchT, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Choose the tokens of every row by its own `Sampling`: int64 [B, T], and their float32 [B, T] log-probs."""
-        ...
-
     def log_probs(self, batch: BatchT, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies, float32 [B, T] with a gradient, of `tokens` int64 [B, T] at `temperatures` [B]."""
         ...
@@ -58,11 +58,7 @@ class PolicyModel(Protocol[BatchT]):
         ...
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """Action chunks float32 [B, H, D] to tokens int64 [B, T]."""
-        ...
-
-    def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """Tokens int64 [B, T] to action chunks float32 [B, H, D], in the environment's units."""
+        """Action chunks [B, H, D], in the environment's units, to tokens int64 [B, T]."""
         ...
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -75,4 +71,16 @@ class PolicyModel(Protocol[BatchT]):
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors into the network. Raises: CheckpointError listing missing, unknown and misshapen names."""
+        ...
+
+
+class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
+    """A policy over T discrete tokens per decision. T may differ from family to family, not from call to call."""
+
+    def sample(self, batch: BatchT, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
+        """Choose the tokens of every row by its own `Sampling`: int64 [B, T], and their float32 [B, T] log-probs."""
+        ...
+
+    def decode(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens int64 [B, T] to action chunks float32 [B, H, D], in the environment's units."""
         ...

@@ -15,16 +15,16 @@ from vla_rl.algorithms.losses import TokenBatch, engine_correction, sequence_log
 from vla_rl.engines.config import LearnerConfig
 from vla_rl.engines.decisions import Decisions
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.policy_model import TokenModel
 from vla_rl.engines.scoring import Scorer
 
 
 class Proximal:
     """Adds those columns to decisions, where the loss needs them."""
 
-    def __init__(self, model: PolicyModel[Any], lane: DeviceLane, config: LearnerConfig) -> None:
+    def __init__(self, model: TokenModel[Any], lane: DeviceLane, config: LearnerConfig) -> None:
         self._loss = config.loss
-        self._scorer = Scorer(model, lane, config.micro_batch, work="proximal")
+        self._scorer = Scorer(model, lane, config.micro_batch_size, work="proximal")
         self.metrics: dict[str, float] = {}
         """How far the last update's proximal log-probs were from the engine's, staleness included; empty without them."""
 

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.engines.config import MicroBatchSize
 from vla_rl.engines.decisions import Decisions, decisions_of
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.micro_batches import micro_batches
+from vla_rl.engines.policy_model import TokenModel
 from vla_rl.types import Trajectory
 
 RowsT = TypeVar("RowsT")
@@ -22,18 +24,22 @@ class Scorer:
     Args:
         model: whose present weights are asked.
         lane: computes, one micro-batch at a time.
-        micro_batch: decisions in one forward pass.
+        size: of the micro-batches.
         work: under which the lane's time is counted.
     """
 
-    def __init__(self, model: PolicyModel[Any], lane: DeviceLane, micro_batch: int, work: str = "log_probs") -> None:
-        self._model, self._lane, self._micro_batch, self._work = model, lane, micro_batch, work
+    def __init__(self, model: TokenModel[Any], lane: DeviceLane, size: MicroBatchSize, work: str = "log_probs") -> None:
+        self._model, self._lane, self._size, self._work = model, lane, size, work
 
     async def log_probs(self, decisions: Decisions) -> Tensor:
-        """float32 [N, T] on the CPU, at the temperatures at which the decisions were made."""
-        parts = [decisions.rows(index) for index in torch.split(torch.arange(len(decisions)), self._micro_batch)]
+        """float32 [N, T] on the CPU, 0 in the padding, at the temperatures at which the decisions were made."""
+        indices = micro_batches(decisions.num_read, self._size)
+        parts = [decisions.rows(index) for index in indices]
         results = await in_parts(self._lane, self._prepare, self._score, parts, self._work)
-        return torch.cat(results)
+        scores = torch.zeros(decisions.mask.shape)
+        for index, result in zip(indices, results, strict=True):
+            scores[index, : result.shape[1]] = result
+        return scores
 
     def _prepare(self, rows: Decisions) -> Any:
         return self._model.prepare(rows.observations)
@@ -51,16 +57,19 @@ class Reference:
     A pipeline whose coefficient is 0 has no reference at all: neither the copy nor its forward passes are made.
     """
 
-    def __init__(self, model: PolicyModel[Any], lane: DeviceLane, micro_batch: int) -> None:
+    def __init__(
+        self, model: TokenModel[Any], lane: DeviceLane, micro_batch: int, micro_batch_tokens: int | None = None
+    ) -> None:
         self._frozen = model.copy()
         self._frozen.network.requires_grad_(False)
-        self._scorer = Scorer(self._frozen, lane, micro_batch, work="reference")
+        size = MicroBatchSize(micro_batch, micro_batch_tokens)
+        self._scorer = Scorer(self._frozen, lane, size, work="reference")
 
-    async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-        """float32 [decisions, T] for each trajectory."""
+    async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
+        """For each trajectory float32 [T] of each decision."""
         decisions = decisions_of(trajectories, [0.0] * len(trajectories))
-        scores = (await self._scorer.log_probs(decisions)).numpy()
-        return np.split(scores, np.cumsum([len(trajectory.steps) for trajectory in trajectories])[:-1])
+        scores = iter(decisions.by_decision(await self._scorer.log_probs(decisions)))
+        return [[next(scores) for _ in trajectory.steps] for trajectory in trajectories]
 
 
 async def in_parts(

@@ -1,6 +1,9 @@
-"""The in-process engine: batches whoever waits, computes on the device lane, stamps the version that acted."""
+"""The in-process engine: batches whoever waits, computes on the device lane, stamps the version that acted.
 
-from collections.abc import Sequence
+`act` is for policies that choose action chunks, `generate` for those that speak; a model shows by its methods which it is.
+"""
+
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,10 +13,12 @@ import torch
 from torch import nn
 
 from vla_rl.engines.config import EngineConfig
+from vla_rl.engines.conversations import Conversations
 from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.rollout import BatchStats, DynamicBatcher
-from vla_rl.types import ActionChunk, Observation, Sampling
+from vla_rl.types import ActionChunk, Completion, Message, Observation, Sampling, ToolSpec
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -21,71 +26,22 @@ class _Request(msgspec.Struct, frozen=True):
     sampling: Sampling
 
 
-class TorchEngine:
-    """Answers `act` for any number of episodes with one policy model.
-
-    Owned by `async with`. Invariant: weights and version change together, on the device lane and between batches, so every
-    chunk of a batch was made by exactly the weights that its `weight_version` names.
-
-    Args:
-        model: acts; it may be the learner's own (then nothing is copied) or a copy of it.
-        lane: computes; shared with the learner.
-        config: batching.
-        weight_version: updates already applied to the weights of `model`.
-    """
+class _Decisions(DynamicBatcher[_Request, ActionChunk]):
+    """Batches of decisions, one forward pass each."""
 
     def __init__(
-        self, model: PolicyModel[Any], lane: DeviceLane, config: EngineConfig, weight_version: int = 0
+        self, model: PolicyModel[Any], lane: DeviceLane, config: EngineConfig, version: Callable[[], int]
     ) -> None:
-        self._model, self._lane = model, lane
-        self._weight_version = weight_version
-        self._batcher: DynamicBatcher[_Request, ActionChunk] = DynamicBatcher(
-            self._answer,
+        self._model, self._lane, self._version = model, lane, version
+        super().__init__(
+            self._decide,
             max_batch=config.max_batch,
             max_wait_s=config.max_wait_s,
             deterministic=config.is_deterministic,
             name="policy",
         )
 
-    async def __aenter__(self) -> Self:
-        await self._batcher.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._batcher.__aexit__(kind, error, traceback)
-
-    @property
-    def weight_version(self) -> int:
-        """Number of updates applied to the weights that act from now on."""
-        return self._weight_version
-
-    @property
-    def network(self) -> nn.Module:
-        """The weights that act."""
-        return self._model.network
-
-    async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk; waits for its batch.
-
-        Raises: ValueError where the observation is not what the policy expects. The whole batch it was in gets it.
-        """
-        return await self._batcher.submit(_Request(observation, sampling or Sampling()))
-
-    def stats(self) -> BatchStats:
-        """Batch sizes, waits and the share of the time with a batch in flight."""
-        return self._batcher.stats()
-
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Take over weights and their version. To be called on the device lane: it is what keeps batches whole."""
-        if network is not self._model.network:
-            with torch.no_grad():
-                for own, new in zip(self._model.network.parameters(), network.parameters(), strict=True):
-                    own.copy_(new)
-        self._weight_version = weight_version
-
-    async def _answer(self, requests: list[_Request]) -> list[ActionChunk]:
+    async def _decide(self, requests: list[_Request]) -> list[ActionChunk]:
         samplings = [request.sampling for request in requests]
         batch = await self._lane.prepare(self._model.prepare, [request.observation for request in requests])
         tokens, log_probs, version = await self._lane.run(self._act, batch, samplings, work="act")
@@ -98,4 +54,96 @@ class TorchEngine:
     def _act(self, batch: Any, samplings: Sequence[Sampling]) -> tuple[np.ndarray, np.ndarray, int]:
         with torch.inference_mode():
             tokens, log_probs = self._model.sample(batch, samplings)
-        return tokens.cpu().numpy(), log_probs.float().cpu().numpy(), self._weight_version
+        return tokens.cpu().numpy(), log_probs.float().cpu().numpy(), self._version()
+
+
+class TorchEngine:
+    """Answers `act`, or `generate`, for any number of episodes with one policy model.
+
+    Owned by `async with`. Invariant: weights and version change together, on the device lane and between batches, so every
+    chunk of a batch was made by exactly the weights that its `weight_version` names.
+
+    Args:
+        model: acts or speaks; it may be the learner's own (then nothing is copied) or a copy of it.
+        lane: computes; shared with the learner.
+        config: batching.
+        weight_version: updates already applied to the weights of `model`.
+    """
+
+    def __init__(
+        self,
+        model: PolicyModel[Any] | LanguageModel[Any],
+        lane: DeviceLane,
+        config: EngineConfig,
+        weight_version: int = 0,
+    ) -> None:
+        self._network, self._weight_version = model.network, weight_version
+        self._answering: _Decisions | Conversations
+        if isinstance(model, LanguageModel):
+            self._answering = Conversations(model, lane, config, lambda: self._weight_version)
+        else:
+            self._answering = _Decisions(model, lane, config, lambda: self._weight_version)
+
+    async def __aenter__(self) -> Self:
+        await self._answering.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._answering.__aexit__(kind, error, traceback)
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied to the weights that act from now on."""
+        return self._weight_version
+
+    @property
+    def network(self) -> nn.Module:
+        """The weights that act."""
+        return self._network
+
+    async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
+        """Choose an action chunk; waits for its batch.
+
+        Raises: ValueError where the observation is not what the policy expects. The whole batch it was in gets it.
+        TypeError where the policy speaks.
+        """
+        if isinstance(self._answering, Conversations):
+            raise TypeError("this engine's policy speaks, so it has no `act`; use `generate`, as chat_agent does")
+        return await self._answering.submit(_Request(observation, sampling or Sampling()))
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+    ) -> Completion:
+        """The next message of a conversation; joins the running batch. Cancelling it gives the reply up.
+
+        Args:
+            messages: the conversation so far.
+            tools: that the policy is told about.
+            sampling: temperature, or greedy, and the seed that all tokens of this reply are drawn from.
+            max_tokens: of the reply; `EngineConfig.max_reply` at most.
+
+        Raises: ContextOverflow where the prompt leaves no room; ValueError where it cannot be made of these messages.
+        TypeError where the policy does not speak.
+        """
+        if not isinstance(self._answering, Conversations):
+            raise TypeError("this engine's policy chooses action chunks and does not speak; use `act`")
+        return await self._answering.generate(tuple(messages), tuple(tools), sampling or Sampling(), max_tokens)
+
+    def stats(self) -> BatchStats:
+        """Batch sizes, waits and the share of the time with a batch in flight."""
+        return self._answering.stats()
+
+    def adopt(self, network: nn.Module, weight_version: int) -> None:
+        """Take over weights and their version. To be called on the device lane: it is what keeps batches whole."""
+        if network is not self._network:
+            with torch.no_grad():
+                for own, new in zip(self._network.parameters(), network.parameters(), strict=True):
+                    own.copy_(new)
+        self._weight_version = weight_version

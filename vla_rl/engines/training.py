@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vla_rl.engines.config import OptimizerConfig
 from vla_rl.engines.optimizer import PolicyOptimizer, StepReport
-from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import CheckpointError
 
 
@@ -49,7 +49,7 @@ class Training:
     """A policy model, its optimizer and the version of its weights."""
 
     def __init__(
-        self, model: PolicyModel[Any], config: OptimizerConfig, publish_to: Sequence[WeightSink], weight_version: int
+        self, model: TokenModel[Any], config: OptimizerConfig, publish_to: Sequence[WeightSink], weight_version: int
     ) -> None:
         self.model = model
         self.optimizer = PolicyOptimizer(model.network, config)

@@ -22,8 +22,8 @@ class MicroBatchSums:
     gap_sum: Tensor
     gap_max: Tensor
     num_compared: Tensor
-    rows: Tensor
-    """float64 [3, B]: of each decision the version that acted, the sum of |log-ratio| over its tokens, and their number."""
+    tokens: Tensor
+    """float64 [2, n]: of each unmasked token the version that chose it, and |log-ratio|."""
 
 
 def update_metrics(
@@ -55,7 +55,7 @@ def update_metrics(
         "update/skipped_steps": float(sum(report.is_skipped for report in reports)),
         "update/tokens": float(diagnostics.num_tokens),
     }
-    metrics |= _by_staleness(torch.cat([part.rows for part in sums], dim=1), weight_version)
+    metrics |= _by_staleness(torch.cat([part.tokens for part in sums], dim=1), weight_version)
     gap = mean_gap(sums)
     if gap is not None:
         metrics["update/log_prob_gap_mean"] = gap
@@ -64,7 +64,7 @@ def update_metrics(
 
 
 def staleness_metrics(staleness: Tensor) -> dict[str, float]:
-    """Of int64 [N], for each decision the learner's version minus the one that acted."""
+    """Of int64 [n], for each token the learner's version minus the one that acted."""
     return {
         "update/staleness_mean": float(staleness.float().mean()),
         "update/staleness_max": float(staleness.max()),
@@ -77,11 +77,11 @@ def mean_gap(sums: Sequence[MicroBatchSums]) -> float | None:
     return float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared if num_compared else None
 
 
-def _by_staleness(rows: Tensor, weight_version: int) -> dict[str, float]:
-    versions, sizes, counts = rows
+def _by_staleness(tokens: Tensor, weight_version: int) -> dict[str, float]:
+    versions, sizes = tokens
     metrics = {}
     for version in versions.unique().tolist():
         chosen = versions == version
         name = f"update/log_ratio_abs/staleness_{weight_version - int(version)}"
-        metrics[name] = float(sizes[chosen].sum() / counts[chosen].sum().clamp(min=1.0))
+        metrics[name] = float(sizes[chosen].mean())
     return metrics

@@ -22,7 +22,7 @@ import uvloop
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.recipes.config_files import convert, read_config, read_table
 from vla_rl.recipes.pipelines import merged, settings_of
-from vla_rl.recipes.training_config import TrainingConfig
+from vla_rl.recipes.training_config import LearningConfig
 from vla_rl.types import Config
 
 
@@ -71,7 +71,7 @@ def parse_command(
     the pipeline (where there is one), then the recipe's defaults.
     Raises: `ConfigError` for what the file or the combination of values has wrong.
     """
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments = [_spelt_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--config", type=Path)
     early.add_argument("--resume", type=Path)
@@ -90,9 +90,15 @@ def parse_command(
     return Command(parsed.launch, parsed.config)
 
 
+def _spelt_out(argument: str) -> str:
+    """`--engine vllm` says which kind of engine, though `engine` has more than one setting."""
+    name, equals, value = argument.partition("=")
+    return f"--engine.kind{equals}{value}" if name == "--engine" else argument
+
+
 def _defaults(config_type: type[ConfigT], path: Path | None, pipeline: str | None) -> ConfigT:
     """What holds where the command line says nothing else."""
-    if not issubclass(config_type, TrainingConfig):
+    if not issubclass(config_type, LearningConfig):
         return config_type() if path is None else read_config(path, config_type)
     recipe = config_type()
     in_file = {} if path is None else read_table(path, config_type)

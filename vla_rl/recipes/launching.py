@@ -2,27 +2,28 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vla_rl.engines import PolicyModel
+from vla_rl.engines import LanguageModel, PolicyModel
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.plan import EpisodeFootprint, print_plan
 from vla_rl.recipes.report import write_report
 from vla_rl.recipes.training import TrainingRun, train
-from vla_rl.recipes.training_config import RunConfig, TrainingConfig
-from vla_rl.rollout import TaskStart, embodied_agent
+from vla_rl.recipes.training_config import LearningConfig, TextTrainingConfig
+from vla_rl.rollout import TaskStart, chat_agent, embodied_agent
 from vla_rl.types import Agent
 
-ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
+ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 
 
 async def launch(
     command: Command[TrainingLaunch, ConfigT],
     starts: Sequence[TaskStart],
-    model: PolicyModel[Any],
+    model: PolicyModel[Any] | LanguageModel[Any],
     footprint: EpisodeFootprint,
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
@@ -39,7 +40,7 @@ async def launch(
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
-    outcome = await train(config, starts, model, agent=_agent_of(config.run), resume=resume, about=about, judge=judge)
+    outcome = await train(config, starts, model, agent=_agent_of(config), resume=resume, about=about, judge=judge)
     print(f"the report is {await asyncio.to_thread(write_report, outcome.run)}")
     print(f"everything of this run is in {outcome.run.path}")
     if outcome.was_stopped:
@@ -47,10 +48,12 @@ async def launch(
     return 0
 
 
-def _agent_of(config: RunConfig) -> Agent:
-    if config.record_to is None:
+def _agent_of(config: LearningConfig) -> Agent:
+    if isinstance(config, TextTrainingConfig):
+        return partial(chat_agent, limits=config.chat)
+    if config.run.record_to is None:
         return embodied_agent
     from vla_rl.data import LeRobotWriter  # only where episodes are recorded
     from vla_rl.recipes.recording import EpisodeRecorder
 
-    return EpisodeRecorder(LeRobotWriter(Path(config.record_to))).agent
+    return EpisodeRecorder(LeRobotWriter(Path(config.run.record_to))).agent

@@ -3,7 +3,8 @@
     starts ─► GroupSource ─► EpisodeScheduler ◄─ SimulatorPool (processes)
                                 │      ▲ actions
                                 ▼      │
-                     nodes ─► Learner ─► TorchEngine        one DeviceLane for all that computes
+                     nodes ─► Learner ─► TorchEngine        one DeviceLane for all that computes here
+                                │        or VllmEngine      in processes of its own
                                 └ Critic, Reference
 
 Building the parts opens nothing, so a pipeline over them can be looked at. A critic or a reference policy exists only once a
@@ -13,7 +14,7 @@ pipeline asked for it.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from vla_rl.engines import (
     Checkpoint,
     Critic,
     DeviceLane,
+    LanguageModel,
     Learner,
     PolicyModel,
     Reference,
@@ -32,17 +34,20 @@ from vla_rl.engines import (
     TrainingState,
     save_checkpoint,
 )
-from vla_rl.engines.decisions import Advantage
+from vla_rl.engines.rows import Advantage
 from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput
 from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.recipes.nodes.advantages import members_of
 from vla_rl.recipes.nodes.selection import learnt_from
+from vla_rl.recipes.pools import RunPool, pool_of
 from vla_rl.recipes.stopping import carried_through
-from vla_rl.recipes.training_config import FilterConfig, RunConfig, TrainingConfig
+from vla_rl.recipes.training_config import FilterConfig, LearningConfig, RunConfig
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
-from vla_rl.simulation import SimulatorPool
-from vla_rl.types import Agent, Env, Group, Policy, Sampling, StopReason, Trajectory, derive_seed
+from vla_rl.types import Agent, Env, Group, Policy, Sampling, Trajectory, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.engines.vllm import VllmEngine
 
 
 class Stateful(Protocol):
@@ -73,9 +78,9 @@ class TrainingParts:
 
     def __init__(
         self,
-        config: TrainingConfig,
+        config: LearningConfig,
         starts: Sequence[TaskStart],
-        model: PolicyModel[Any],
+        model: PolicyModel[Any] | LanguageModel[Any],
         *,
         agent: Agent,
         first_update: int = 0,
@@ -83,11 +88,9 @@ class TrainingParts:
         self.config, self.model = config, model
         model.network.to(device_of(config.run))
         self.runtime = Runtime(config.run.name)
-        self.pool = SimulatorPool(self.runtime, config.simulators, specs=[start.env for start in starts])
+        self.pool: RunPool = pool_of(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
-        # between two versions there are no weights to act with: updates of several steps need another copy
-        acting = model if config.learner.steps_once_per_update else model.copy()
-        self.engine = TorchEngine(acting, self.lane, config.engine, first_update)
+        self.engine = engine_of(config, model, self.lane, first_update)
         self.learner = Learner(model, self.lane, config.learner, publish_to=[self.engine], weight_version=first_update)
         self.progress = RunProgress(
             config.run.updates, first_update=first_update, policy_busy_share=lambda: self.engine.stats().busy_share
@@ -124,8 +127,12 @@ class TrainingParts:
     def reference(self) -> Reference:
         """The policy as the run (not its last resume) began; asking for it makes the copy."""
         if self._reference is None:
-            self._reference = Reference(self.model, self.lane, self.config.learner.micro_batch)
+            self._reference = Reference(self.model, self.lane, *self.config.learner.micro_batch_size)
         return self._reference
+
+    def engine_metrics(self) -> dict[str, float]:
+        """What an engine in processes of its own has to say; the one in this process costs nothing that is not shown."""
+        return {} if isinstance(self.engine, TorchEngine) else self.engine.metrics()
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
         """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a resume."""
@@ -140,7 +147,7 @@ class TrainingParts:
         self,
         groups: Sequence[Group],
         advantages: Sequence[Advantage] | np.ndarray,
-        reference_log_probs: Sequence[Sequence[np.ndarray]] | None = None,
+        reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]] | None = None,
     ) -> NodeOutput:
         """One update, booked; gives what to save where a checkpoint is due.
 
@@ -199,6 +206,20 @@ class TrainingParts:
             what.restore(checkpoint.part(name, state_type))
 
 
+def engine_of(
+    config: LearningConfig, model: PolicyModel[Any] | LanguageModel[Any], lane: DeviceLane, weight_version: int
+) -> "TorchEngine | VllmEngine":
+    """The engine that a run acts with. Raises: ConfigError where it cannot serve this policy, or is not installed."""
+    if config.engine.kind == "vllm":
+        from vla_rl.engines.vllm import VllmEngine
+        from vla_rl.models.serving import serve
+
+        return VllmEngine(serve(model, max_context=config.engine.max_context), lane, config.engine, weight_version)
+    # between two versions there are no weights to act with: updates of several steps need another copy
+    acting = model if config.learner.steps_once_per_update else model.copy()
+    return TorchEngine(acting, lane, config.engine, weight_version)
+
+
 def device_of(config: RunConfig) -> torch.device:
     """The device that a run computes on. Raises: ConfigError where a GPU is asked for and there is none."""
     if config.device == "cuda" and not torch.cuda.is_available():
@@ -217,7 +238,7 @@ def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
         members = group.trajectories
         if not within_accuracy(group.success_rate, *config.accuracy_bounds):
             return False
-        if config.drop_truncated and any(member.stop_reason is StopReason.TIME_LIMIT for member in members):
+        if config.drop_truncated and any(member.stop_reason.is_cut_off for member in members):
             return False
         earned = {
             "none": None,

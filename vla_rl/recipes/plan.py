@@ -5,14 +5,20 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from vla_rl.engines import EngineConfig
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
-from vla_rl.recipes.training_config import TrainingConfig
+from vla_rl.recipes.pools import what_plays
+from vla_rl.recipes.training_config import LearningConfig, TrainingConfig
 from vla_rl.simulation import SimulatorConfig
 
 MIB = 2**20
 
 BYTES_PER_PARAMETER = 4 + 4 + 8
 """Weights, gradients and Adam's two moving averages, in float32; the engine shares the learner's weights."""
+
+
+ENGINE_BYTES = 600 * MIB
+"""Of a vLLM engine process without weights, keys and values."""
 
 
 class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +41,7 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def print_plan(
-    config: TrainingConfig, footprint: EpisodeFootprint, num_parameters: int, console: Console | None = None
+    config: LearningConfig, footprint: EpisodeFootprint, num_parameters: int, console: Console | None = None
 ) -> None:
     """Print the plan of a run: `num_parameters` is that of the policy; without a console, on standard output."""
     out = console if console is not None else Console()
@@ -45,7 +51,9 @@ def print_plan(
     processes.add_row(
         "this one", "1", f"event loop, policy and learner ({_device()}), {config.run.torch_threads} threads"
     )
-    processes.add_row("simulators", str(config.simulators.num_envs), f"{footprint.what_runs}, one environment in each")
+    if config.engine.kind == "vllm":
+        processes.add_row("vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each")
+    processes.add_row(what_plays(config), *_environments(config, footprint))
     out.print(processes)
 
     scheduler = config.scheduler
@@ -58,10 +66,28 @@ def print_plan(
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights, gradients and optimizer", num_parameters * BYTES_PER_PARAMETER),
-        *_simulator_items(config.simulators, footprint),
+        *(_engine_items(config.engine, num_parameters)),
+        *(_simulator_items(config.simulators, footprint) if isinstance(config, TrainingConfig) else ()),
         MemoryItem("outstanding episodes, at their longest", footprint.num_chunks * footprint.chunk_bytes, episodes),
     ]
     out.print(memory_table("Memory estimate", items, available_bytes()))
+
+
+def _engine_items(config: EngineConfig, num_parameters: int) -> list[MemoryItem]:
+    if config.kind == "torch":
+        return []
+    each = ENGINE_BYTES + config.vllm.kv_cache_gib * 2**30 + num_parameters * 4
+    staged = MemoryItem("weights on their way to engines", 2 * num_parameters * 4)
+    return [MemoryItem("vLLM engine processes", each, config.vllm.num_engines), staged]
+
+
+def _environments(config: LearningConfig, footprint: EpisodeFootprint) -> tuple[str, str]:
+    """How many processes, and what is in them."""
+    if not isinstance(config, TrainingConfig):
+        return str(config.num_envs), f"{footprint.what_runs}, coroutines of this process"
+    in_each = config.simulators.envs_of_processes(config.num_envs)
+    how_many = "one environment" if max(in_each) == 1 else f"up to {max(in_each)} environments"
+    return str(len(in_each)), f"{footprint.what_runs}, {how_many} in each"
 
 
 def _simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> list[MemoryItem]:

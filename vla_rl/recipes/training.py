@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from vla_rl.actors import Watchdog
-from vla_rl.engines import Checkpoint, PolicyModel, latest_checkpoint, load_checkpoint
+from vla_rl.engines import Checkpoint, LanguageModel, PolicyModel, latest_checkpoint, load_checkpoint
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, Update
 from vla_rl.observe import LiveView, MetricLog, RunDirectory, Snapshot, print_summary
@@ -24,9 +24,11 @@ from vla_rl.recipes.chaos import chaos
 from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.parts import TrainingParts
 from vla_rl.recipes.pipelines import make_pipeline
+from vla_rl.recipes.pools import what_plays
 from vla_rl.recipes.stopping import StopSignal
-from vla_rl.recipes.training_config import TrainingConfig
+from vla_rl.recipes.training_config import LearningConfig
 from vla_rl.rollout import TaskStart, embodied_agent
+from vla_rl.simulation import SimulatorPool
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
@@ -44,9 +46,9 @@ class Outcome:
 
 
 async def train(
-    config: TrainingConfig,
+    config: LearningConfig,
     starts: Sequence[TaskStart],
-    model: PolicyModel[Any],
+    model: PolicyModel[Any] | LanguageModel[Any],
     *,
     agent: Agent = embodied_agent,
     customise: Customise = lambda pipeline: pipeline,
@@ -90,9 +92,9 @@ class TrainingRun:
 
     def __init__(
         self,
-        config: TrainingConfig,
+        config: LearningConfig,
         starts: Sequence[TaskStart],
-        model: PolicyModel[Any],
+        model: PolicyModel[Any] | LanguageModel[Any],
         *,
         agent: Agent = embodied_agent,
         customise: Customise = lambda pipeline: pipeline,
@@ -106,7 +108,8 @@ class TrainingRun:
     @property
     def simulator_pids(self) -> list[int]:
         """Simulator processes that are up now."""
-        return self._parts.pool.pids
+        pool = self._parts.pool
+        return pool.pids if isinstance(pool, SimulatorPool) else []
 
     async def execute(self, run: RunDirectory, checkpoint: Checkpoint | None = None) -> Outcome:
         """Make the updates, leave everything in `run`; from `checkpoint` where there is one. Once only."""
@@ -114,7 +117,7 @@ class TrainingRun:
         videos = parts.write_to(run)
         self.graph.draw(run.path / "graph.txt")
         with Watchdog(stall_after_s=self._config.run.stall_warning_s), StopSignal() as stop:
-            print(f"run {run.path}: starting {parts.pool.num_envs} simulators", flush=True)
+            print(f"run {run.path}: starting {parts.pool.num_envs} {what_plays(self._config)}", flush=True)
             async with parts.runtime, parts.lane:
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
@@ -164,6 +167,7 @@ class TrainingRun:
             **update.metrics,
             **parts.scheduler.metrics(),
             **parts.pool.metrics(),
+            **parts.engine_metrics(),
             **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
             "time/update_s": update.duration_s,
             "time/device_busy_share": parts.lane.busy_share(),

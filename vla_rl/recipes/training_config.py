@@ -7,9 +7,10 @@ from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, poli
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
 from vla_rl.engines import CriticConfig, EngineConfig, LearnerConfig
+from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.nodes.rewards import RewardConfig
-from vla_rl.rollout import SchedulerConfig
+from vla_rl.rollout import ChatLimits, SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config
 
@@ -87,8 +88,8 @@ class FilterConfig(Config, frozen=True, kw_only=True):
         self.require(0.0 <= low <= high <= 1.0, "accuracy_bounds", "two rates with 0 <= low <= high <= 1")
 
 
-class TrainingConfig(Config, frozen=True, kw_only=True):
-    """Reinforcement learning of one policy in one kind of environment, by any pipeline."""
+class LearningConfig(Config, frozen=True, kw_only=True):
+    """Reinforcement learning by any pipeline, whoever acts and wherever."""
 
     run: RunConfig = RunConfig()
 
@@ -108,7 +109,6 @@ class TrainingConfig(Config, frozen=True, kw_only=True):
     overlong: OverlongConfig = OverlongConfig()
     kl_in_reward: KlRewardConfig = KlRewardConfig()
 
-    simulators: SimulatorConfig = SimulatorConfig(num_envs=max(os.cpu_count() or 1, 1))
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=2, max_staleness=1)
     engine: EngineConfig = EngineConfig()
     learner: LearnerConfig = LearnerConfig()
@@ -125,13 +125,18 @@ class TrainingConfig(Config, frozen=True, kw_only=True):
         require_satisfiable(
             self.episodes_per_group, *self.filter.accuracy_bounds, needs_difference=self.filter.drop_equal == "success"
         )
-        self.scheduler.require_feasible(num_envs=self.simulators.num_envs, group_size=self.episodes_per_group)
+        self.scheduler.require_feasible(num_envs=self.num_envs, group_size=self.episodes_per_group)
         policy_loss_for(self.learner.loss, self.scheduler.max_staleness)
         if self.scheduler.deterministic != self.engine.is_deterministic:
             raise ConfigError(
                 f"scheduler.deterministic is {self.scheduler.deterministic} and engine.is_deterministic "
                 f"{self.engine.is_deterministic}: expected both or neither, as one without the other reproduces nothing"
             )
+
+    @property
+    def num_envs(self) -> int:
+        """Episodes that can play at the same time."""
+        raise TypeError(f"{type(self).__name__} has no environments; use TrainingConfig, or TextTrainingConfig")
 
     @property
     def needs_greedy_baseline(self) -> bool:
@@ -142,6 +147,29 @@ class TrainingConfig(Config, frozen=True, kw_only=True):
     def episodes_per_group(self) -> int:
         """Episodes that are played from the same start: `group_size`, and the greedy one where it is needed."""
         return self.group_size + self.needs_greedy_baseline
+
+
+class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
+    """Reinforcement learning of one policy in simulators, which live in processes of their own."""
+
+    simulators: SimulatorConfig = SimulatorConfig(num_envs=max(os.cpu_count() or 1, 1))
+
+    @property
+    def num_envs(self) -> int:
+        """Simulators."""
+        return self.simulators.num_envs
+
+
+class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
+    """Reinforcement learning of language policies in text environments, which are coroutines of this process."""
+
+    text: TextPoolConfig = TextPoolConfig()
+    chat: ChatLimits = ChatLimits()
+
+    @property
+    def num_envs(self) -> int:
+        """Conversations at a time."""
+        return self.text.num_envs
 
 
 class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):

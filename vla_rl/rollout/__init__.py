@@ -1,6 +1,7 @@
 """Rollout: episodes as coroutines, groups as they complete, as far ahead of the learner as staleness allows. No torch.
 
 agents        `async def agent(env, policy) -> Trajectory`, and the embodied one
+chat          `chat_agent`, which plays any text environment
 batching      `DynamicBatcher`: batches of whoever waits, for engines
 groups        where groups come from: an endless, shuffled, resumable source of starts
 staleness     when a group may begin and which one an update takes: one plain object
@@ -9,19 +10,23 @@ scheduler     `EpisodeScheduler`: plays, replays, filters, hands over and accoun
 
 from vla_rl.rollout.agents import embodied_agent, owned_chunk, owned_copy, stop_reason
 from vla_rl.rollout.batching import BatchStats, DynamicBatcher
+from vla_rl.rollout.chat import ChatLimits, chat_agent
 from vla_rl.rollout.config import SchedulerConfig
 from vla_rl.rollout.groups import GroupPlan, GroupSource, SourceState, TaskStart
 from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
 from vla_rl.rollout.outstanding import GroupState
 from vla_rl.rollout.playing import EpisodeLost, play_episode
-from vla_rl.rollout.policies import DecisionGauge, EpisodePolicy, PolicyEngine
+from vla_rl.rollout.policies import AnyEngine, DecisionGauge, EngineTeam, EpisodePolicy, LanguageEngine, PolicyEngine
 from vla_rl.rollout.scheduler import EpisodeScheduler, SchedulerState
 from vla_rl.rollout.staleness import StalenessPolicy
 
 __all__ = [
+    "AnyEngine",
     "BatchStats",
+    "ChatLimits",
     "DecisionGauge",
     "DynamicBatcher",
+    "EngineTeam",
     "EpisodeLedger",
     "EpisodeLost",
     "EpisodePolicy",
@@ -29,6 +34,7 @@ __all__ = [
     "GroupPlan",
     "GroupSource",
     "GroupState",
+    "LanguageEngine",
     "LedgerState",
     "PolicyEngine",
     "SchedulerConfig",
@@ -36,6 +42,7 @@ __all__ = [
     "SourceState",
     "StalenessPolicy",
     "TaskStart",
+    "chat_agent",
     "embodied_agent",
     "owned_chunk",
     "owned_copy",

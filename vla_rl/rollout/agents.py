@@ -76,4 +76,5 @@ def owned_chunk(chunk: ActionChunk) -> ActionChunk:
         tokens=np.array(chunk.tokens),
         log_probs=np.array(chunk.log_probs),
         weight_version=chunk.weight_version,
+        weight_versions=None if chunk.weight_versions is None else np.array(chunk.weight_versions),
     )

@@ -3,7 +3,7 @@
 import asyncio
 
 from vla_rl.errors import ActorDied, ActorFrozen, VlaRlError
-from vla_rl.rollout.policies import DecisionGauge, EpisodePolicy, PolicyEngine
+from vla_rl.rollout.policies import AnyEngine, DecisionGauge, policy_for
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Trajectory
 
 
@@ -31,7 +31,7 @@ def describe(episode: EpisodeSpec) -> str:
 
 async def play_episode(
     pool: EnvPool,
-    engine: PolicyEngine,
+    engine: AnyEngine,
     agent: Agent,
     episode: EpisodeSpec,
     *,
@@ -43,7 +43,7 @@ async def play_episode(
     Raises: EpisodeLost where a process died or froze, or the episode took longer than `timeout_s` from its lease on;
     whatever else the agent or the environment raises, with a note that names the episode.
     """
-    policy = EpisodePolicy(engine, episode, gauge)
+    policy = policy_for(engine, episode, gauge)
     deadline = asyncio.timeout(None)
     try:
         async with pool.lease(episode) as env, deadline:

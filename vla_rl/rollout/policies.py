@@ -1,12 +1,23 @@
-"""What generates actions, and the policy that one episode sees of it."""
+"""What generates actions or replies, and the policy that one episode sees of it."""
 
 import asyncio
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from vla_rl.actors.waits import begin_wait, end_wait
-from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, derive_seed
+from vla_rl.types import (
+    ActionChunk,
+    Completion,
+    EpisodeSpec,
+    Message,
+    Observation,
+    Sampling,
+    ToolSpec,
+    derive_seed,
+)
 
 
 class PolicyEngine(Protocol):
@@ -20,6 +31,44 @@ class PolicyEngine(Protocol):
     async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
         """Choose an action chunk; the same observation, sampling (seed included) and weights give the same chunk."""
         ...
+
+
+class LanguageEngine(Protocol):
+    """A policy that answers anybody's conversation, however it is computed; it batches whoever waits."""
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied to the weights that speak from now on."""
+        ...
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+    ) -> Completion:
+        """The next message; the same conversation, sampling (seed included) and weights give the same one."""
+        ...
+
+
+class EngineTeam:
+    """Engines by the name of the agent that each speaks for: several policies in one episode."""
+
+    def __init__(self, engines: Mapping[str, LanguageEngine]) -> None:
+        if not engines:
+            raise ValueError("a team has no engine, expected one for each agent of the environment")
+        self.engines = dict(engines)
+
+    @property
+    def weight_version(self) -> int:
+        """Of the engine that is furthest behind."""
+        return min(engine.weight_version for engine in self.engines.values())
+
+
+AnyEngine: TypeAlias = PolicyEngine | LanguageEngine | EngineTeam
+"""What a scheduler can play with."""
 
 
 class DecisionGauge:
@@ -59,7 +108,9 @@ class EpisodePolicy:
         gauge: counts the decisions, shared by all episodes of a scheduler.
     """
 
-    def __init__(self, engine: PolicyEngine, episode: EpisodeSpec, gauge: DecisionGauge | None = None) -> None:
+    def __init__(
+        self, engine: PolicyEngine | LanguageEngine, episode: EpisodeSpec, gauge: DecisionGauge | None = None
+    ) -> None:
         self._engine, self._episode = engine, episode
         self._gauge = gauge if gauge is not None else DecisionGauge()
         self._clock = asyncio.get_running_loop().time
@@ -67,6 +118,26 @@ class EpisodePolicy:
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
         """Choose an action chunk. Without `sampling`: the episode's own, with this decision's seed."""
+        engine: PolicyEngine = self._engine  # type: ignore[assignment]  # which of the two it is, the agent knows
+        with self._deciding(sampling) as chosen:
+            return await engine.act(observation, chosen)
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+    ) -> Completion:
+        """The next message of a conversation. Without `sampling`: the episode's own, with this decision's seed."""
+        engine: LanguageEngine = self._engine  # type: ignore[assignment]
+        with self._deciding(sampling) as chosen:
+            return await engine.generate(messages, tools=tools, sampling=chosen, max_tokens=max_tokens)
+
+    @contextmanager
+    def _deciding(self, sampling: Sampling | None) -> Iterator[Sampling]:
+        """Count a decision while it is made, and give the sampling it is made with."""
         if sampling is None:
             seed = derive_seed(self._episode.policy_seed, self._num_decisions)
             sampling = msgspec.structs.replace(self._episode.sampling, seed=seed)
@@ -74,7 +145,21 @@ class EpisodePolicy:
         self._gauge.enter(self._clock())
         wait = begin_wait(f"episode {self._episode.episode_id}", on="the policy")
         try:
-            return await self._engine.act(observation, sampling)
+            yield sampling
         finally:
             end_wait(wait)
             self._gauge.leave(self._clock())
+
+
+def policy_for(
+    engine: AnyEngine, episode: EpisodeSpec, gauge: DecisionGauge | None = None
+) -> EpisodePolicy | dict[str, EpisodePolicy]:
+    """What an agent is handed as its policy: one, or one by agent name, each with seeds of its own."""
+    if not isinstance(engine, EngineTeam):
+        return EpisodePolicy(engine, episode, gauge)
+    return {
+        name: EpisodePolicy(
+            member, msgspec.structs.replace(episode, policy_seed=derive_seed(episode.policy_seed, name)), gauge
+        )
+        for name, member in engine.engines.items()
+    }

@@ -28,7 +28,7 @@ from vla_rl.rollout.meter import RolloutMeter
 from vla_rl.rollout.outstanding import GroupState, OutstandingGroups
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.rollout.playing import EpisodeLost, play_episode
-from vla_rl.rollout.policies import PolicyEngine
+from vla_rl.rollout.policies import AnyEngine
 from vla_rl.rollout.staleness import StalenessPolicy
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Group, Trajectory
 
@@ -63,7 +63,7 @@ class EpisodeScheduler:
     def __init__(
         self,
         pool: EnvPool,
-        engine: PolicyEngine,
+        engine: AnyEngine,
         agent: Agent,
         source: GroupSource,
         config: SchedulerConfig,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_rl.algorithms.advantages.reward_batch import Floats, RewardBatch
-from vla_rl.types import Step, StopReason, Trajectory
+from vla_rl.types import Step, Trajectory
 
 StepLevel: TypeAlias = Literal["chunk", "action", "token"]
 """What gets an advantage of its own: a decision, a control step that ran, or a token of one."""
@@ -54,9 +54,7 @@ def reward_batch_of(
         step_rewards=None if by_step is None else _padded(by_step),
         values=None if values is None else _padded(_checked(values, durations, trajectories, "values")),
         final_values=None if final_values is None else np.asarray(final_values),
-        is_terminated=np.array(
-            [each.stop_reason is not StopReason.TIME_LIMIT for each in trajectories], dtype=np.bool_
-        ),
+        is_terminated=np.array([not each.stop_reason.is_cut_off for each in trajectories], dtype=np.bool_),
         durations=_padded(durations).astype(np.int64),
         num_tokens=np.array([_executed_tokens(trajectory) for trajectory in trajectories], dtype=np.float64),
         greedy_rewards=None if greedy_rewards is None else np.asarray(greedy_rewards),

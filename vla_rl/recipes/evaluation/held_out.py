@@ -6,7 +6,7 @@ it.
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from rich.console import Console
@@ -32,7 +32,7 @@ class HeldOutResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Judge(Protocol):
     """Evaluates a policy in the middle of a run, while nothing else plays."""
 
-    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: PolicyEngine) -> None:
+    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: Any) -> None:
         """Play, and leave the results in `run`."""
         ...
 

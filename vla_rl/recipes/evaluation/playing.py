@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import msgspec
 import numpy as np
 
-from vla_rl.rollout import EpisodeLost, PolicyEngine, play_episode
+from vla_rl.rollout import AnyEngine, EpisodeLost, PolicyEngine, play_episode
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import ActionChunk, Agent, EnvPool, EpisodeSpec, Observation, Sampling, Trajectory
 
 
 async def play_each(
     pool: EnvPool,
-    engine: PolicyEngine,
+    engine: AnyEngine,
     agent: Agent,
     episodes: Iterable[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
@@ -43,7 +43,7 @@ async def play_each(
 
 async def _play_on(
     pool: EnvPool,
-    engine: PolicyEngine,
+    engine: AnyEngine,
     agent: Agent,
     waiting: Iterator[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
@@ -54,7 +54,7 @@ async def _play_on(
 
 
 async def _played(
-    pool: EnvPool, engine: PolicyEngine, agent: Agent, episode: EpisodeSpec, max_attempts: int
+    pool: EnvPool, engine: AnyEngine, agent: Agent, episode: EpisodeSpec, max_attempts: int
 ) -> Trajectory:
     while True:
         try:

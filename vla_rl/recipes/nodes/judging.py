@@ -41,6 +41,6 @@ class ReferenceLogProbs:
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
 
-    async def __call__(self, group: Group) -> list[np.ndarray]:
-        """float32 [decisions, T] for each episode."""
+    async def __call__(self, group: Group) -> list[list[np.ndarray]]:
+        """For each episode float32 [T] of each decision."""
         return await self._reference.log_probs(group.trajectories)

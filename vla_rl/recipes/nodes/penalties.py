@@ -6,7 +6,7 @@ import numpy as np
 
 from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig, next_kl_coef, penalised_rewards
-from vla_rl.engines.decisions import executed_tokens
+from vla_rl.engines.rows import executed_tokens
 from vla_rl.graph import NodeOutput
 from vla_rl.recipes.nodes.rewards import Reward, by_decision, by_group
 from vla_rl.types import Group, Trajectory
@@ -45,7 +45,7 @@ class KlPenalty:
         self,
         groups: Sequence[Group],
         rewards: Sequence[Sequence[Reward]] | np.ndarray,
-        reference_log_probs: Sequence[Sequence[np.ndarray]],
+        reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
     ) -> NodeOutput:
         """Rewards by group, of each episode float [decisions]: each decision answers for its own tokens."""
         shaped, total, count = [], 0.0, 0
@@ -72,12 +72,12 @@ class KlPenalty:
         self._coef = state
 
 
-def decision_kl(trajectory: Trajectory, reference: np.ndarray) -> np.ndarray:
+def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.ndarray:
     """float64 [decisions]: sum over executed tokens of log pi_behavior - log pi_reference, an estimate of the KL (k1).
 
     Args:
         trajectory: with the log-probs of the weights that acted.
-        reference: float32 [decisions, T].
+        reference: float32 [T] for each decision.
     """
     differences = [
         np.where(executed_tokens(step), step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()

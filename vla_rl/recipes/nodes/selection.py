@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_rl.algorithms.filters import overlong_filter
-from vla_rl.engines.decisions import Advantage
-from vla_rl.types import StopReason, Trajectory
+from vla_rl.engines.rows import Advantage
+from vla_rl.types import Trajectory
 
 
 def learnt_from(
@@ -29,7 +29,7 @@ def learnt_from(
     """
     is_learnt = np.array([not trajectory.episode.sampling.greedy for trajectory in trajectories])
     if mask_truncated:
-        is_cut_off = np.array([trajectory.stop_reason is StopReason.TIME_LIMIT for trajectory in trajectories])
+        is_cut_off = np.array([trajectory.stop_reason.is_cut_off for trajectory in trajectories])
         is_learnt = overlong_filter(is_learnt[:, None], is_cut_off)[:, 0]
     kept = np.flatnonzero(is_learnt).tolist()
     return (kept, [advantages[row] for row in kept]) if kept else ([0], [0.0])

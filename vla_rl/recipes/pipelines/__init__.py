@@ -18,12 +18,12 @@ import msgspec
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
 from vla_rl.graph import Pipeline
 from vla_rl.graph.paths import load_pipeline
-from vla_rl.recipes.training_config import TrainingConfig
+from vla_rl.recipes.training_config import LearningConfig
 
 if TYPE_CHECKING:
     from vla_rl.recipes.parts import TrainingParts
 
-ConfigT = TypeVar("ConfigT", bound=TrainingConfig)
+ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 
 PIPELINES: Final = MappingProxyType(
     {

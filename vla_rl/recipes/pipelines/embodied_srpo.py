@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from vla_rl.algorithms import BankedTask, ReferenceBank, SrpoConfig, TrajectoryEncoder, srpo_rewards
+from vla_rl.engines import LanguageModel
 from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
 from vla_rl.models.trajectory_encoders import trajectory_encoder
@@ -45,6 +46,8 @@ def embodied_srpo(parts: TrainingParts) -> Pipeline:
             f"pipeline 'embodied_srpo' got a {type(config).__name__}, expected an EmbodiedConfig, which says how videos are "
             "embedded."
         )
+    if isinstance(parts.model, LanguageModel):
+        raise ConfigError("pipeline 'embodied_srpo' got a policy that speaks, expected one that sees; use grpo.")
     encoder = trajectory_encoder(config.embedding, parts.model, parts.lane)
     bank = ReferenceBank(config.srpo.carry_over)
     parts.remember("references", bank, dict[str, BankedTask])

@@ -1,0 +1,162 @@
+"""Causal models of several families: the same numbers however they are asked, and folders that transformers loads alone."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from vla_rl.errors import CheckpointError
+from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
+from vla_rl.models.language.tiny import write_tokenizer
+
+SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=256)
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": 2,
+    "bos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+def written(folder: Path, network: Any) -> Path:
+    network.save_pretrained(folder)
+    write_tokenizer(folder, SHAPE, ["one two"])
+    return folder
+
+
+def family(name: str, folder: Path) -> CausalLanguageModel:
+    torch.manual_seed(0)
+    if name == "llama":
+        network: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, tie_word_embeddings=False))
+    elif name == "qwen2":
+        network = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, tie_word_embeddings=True))
+    else:
+        network = transformers.Qwen3ForCausalLM(
+            transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)
+        )
+    return CausalLanguageModel.load(written(folder, network))
+
+
+@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+def policy(request: pytest.FixtureRequest, tmp_path: Path) -> CausalLanguageModel:
+    return family(request.param, tmp_path)
+
+
+def test_reading_on_in_a_slot_gives_the_logits_of_reading_all_at_once(policy: CausalLanguageModel) -> None:
+    rows = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
+    memory = policy.key_values(4)
+    network: Any = policy.network
+    policy.extend(memory, [2, 0, 3], [0, 0, 0], [row[:-1] for row in rows])
+    found = policy.extend(memory, [2, 0, 3], [4, 1, 2], [row[-1:] for row in rows])
+    for row, logits in zip(rows, found, strict=True):
+        expected = network(torch.tensor([row])).logits[0, -1]
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_slots_are_copied_and_exchanged_with_all_that_they_hold(policy: CausalLanguageModel) -> None:
+    memory = policy.key_values(3)
+    alone = policy.extend(policy.key_values(1), [0], [0], [[5, 6, 7, 8]])
+    policy.extend(memory, [0, 1], [0, 0], [[5, 6, 7], [9, 9, 9]])
+    memory.copy_prefix(0, 2, 2)
+    torch.testing.assert_close(policy.extend(memory, [2], [2], [[7, 8]]), alone, rtol=1e-4, atol=1e-5)
+    memory.swap(0, 1)
+    torch.testing.assert_close(policy.extend(memory, [1], [3], [[8]]), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_log_probs_depend_neither_on_padding_nor_on_the_rows_beside(policy: CausalLanguageModel) -> None:
+    prompts = [np.array([5, 6, 7]), np.array([8]), np.array([9, 10, 11, 12, 13])]
+    replies = [[20, 21], [22, 23, 24, 25], [26]]
+    padded = torch.zeros(3, 4, dtype=torch.long)
+    for row, reply in zip(padded, replies, strict=True):
+        row[: len(reply)] = torch.tensor(reply)
+    batch = policy.prepare([{"prompt_tokens": prompt} for prompt in prompts])
+    together, _ = policy.log_probs(batch, padded, torch.tensor([1.0, 0.5, 2.0]))
+    network: Any = policy.network
+    for number, (prompt, reply, temperature) in enumerate(zip(prompts, replies, (1.0, 0.5, 2.0), strict=True)):
+        logits = network(torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits / temperature, dim=-1).gather(1, torch.tensor(reply)[:, None])[:, 0]
+        torch.testing.assert_close(together[number, : len(reply)], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_features_are_those_of_each_prompts_last_token(policy: CausalLanguageModel) -> None:
+    prompts = [np.array([5, 6, 7]), np.array([8])]
+    together = policy.features(policy.prepare([{"prompt_tokens": prompt} for prompt in prompts]))
+    alone = policy.features(policy.prepare([{"prompt_tokens": prompts[1]}]))
+    assert together.shape == (2, policy.feature_size)
+    torch.testing.assert_close(together[1], alone[0], rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_saved_is_loaded_by_transformers_alone_and_by_us(policy: CausalLanguageModel, tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    policy.save(folder)
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    own: Any = policy.network
+    tokens = torch.tensor([[5, 6, 7]])
+    torch.testing.assert_close(network(tokens).logits, own(tokens).logits)
+    assert tokenizer.chat_template
+    again = CausalLanguageModel.load(folder)
+    assert again.checkpoint_tensors().keys() == policy.checkpoint_tensors().keys()
+
+
+def test_tied_weights_are_saved_once_and_loaded_into_both(tmp_path: Path) -> None:
+    policy = family("qwen2", tmp_path)
+    tensors = {name: tensor + 1.0 for name, tensor in policy.checkpoint_tensors().items()}
+    assert "lm_head.weight" not in tensors
+    policy.load_checkpoint_tensors(tensors)
+    network: Any = policy.network
+    torch.testing.assert_close(network.lm_head.weight, tensors["model.embed_tokens.weight"])
+
+
+def test_tensors_of_another_model_are_refused_by_name() -> None:
+    policy = tiny(SHAPE, ["a"], seed=0)
+    tensors = policy.checkpoint_tensors()
+    tensors["extra"] = tensors.pop("model.norm.weight")
+    with pytest.raises(CheckpointError, match=r"missing \['model.norm.weight'\], unknown \['extra'\]"):
+        policy.load_checkpoint_tensors(tensors)
+
+
+def test_a_copy_learns_without_the_original() -> None:
+    policy = tiny(SHAPE, ["a"], seed=0)
+    other = policy.copy()
+    with torch.no_grad():
+        next(other.network.parameters()).add_(1.0)
+    assert not torch.equal(next(other.network.parameters()), next(policy.network.parameters()))
+
+
+def test_layers_that_forget_are_refused(tmp_path: Path) -> None:
+    sliding = transformers.MistralConfig(**SIZES, sliding_window=8)
+    folder = written(tmp_path, transformers.MistralForCausalLM(sliding))
+    with pytest.raises(CheckpointError, match=r"sliding window of 8, expected full attention"):
+        CausalLanguageModel.load(folder)
+
+
+def test_a_folder_that_is_none_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is not a folder"):
+        CausalLanguageModel.load(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match=r"not a causal language model that transformers can load"):
+        CausalLanguageModel.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("observation", "fault"),
+    [
+        ({}, r"expected int64 \[P\] with P >= 1"),
+        ({"prompt_tokens": np.zeros(0, np.int64)}, r"expected int64 \[P\]"),
+        ({"prompt_tokens": np.array([1.5])}, r"float64 \[1\]"),
+        ({"prompt_tokens": np.array([300])}, r"holds token 300, expected 0 to 299"),
+    ],
+)
+def test_an_observation_that_is_no_prompt_is_refused(observation: dict[str, Any], fault: str) -> None:
+    policy = tiny(SHAPE, ["a"], seed=0)
+    with pytest.raises(ValueError, match=fault):
+        policy.prepare([observation])

@@ -1,0 +1,106 @@
+"""Replies to messages: tool calls as Hermes' models write them, and what is wrong with those that cannot be read."""
+
+import numpy as np
+import pytest
+import transformers
+
+from vla_rl.errors import CheckpointError
+from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, parse_reply, tiny
+from vla_rl.types import Message, ToolCall, ToolSpec
+
+ADD = ToolSpec(
+    name="add",
+    description="Add two numbers.",
+    parameters={"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+)
+SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=256)
+
+
+@pytest.fixture(scope="module")
+def policy() -> CausalLanguageModel:
+    return tiny(SHAPE, ["what is 1 + 2?"], seed=0)
+
+
+def test_text_alone_is_a_message_without_calls() -> None:
+    assert parse_reply(" It is 3. ") == Message(role="assistant", content="It is 3.")
+
+
+def test_calls_are_taken_out_of_the_text_and_their_arguments_stay_as_they_were_written() -> None:
+    message = parse_reply(
+        'First. <tool_call>{"name": "add", "arguments": {"a":1,  "b": 2}}</tool_call>'
+        '<tool_call>\n{"name": "stop"}\n</tool_call>'
+    )
+    assert message.content == "First."
+    assert message.tool_calls == (
+        ToolCall(id="call_0", name="add", arguments='{"a":1,  "b": 2}'),
+        ToolCall(id="call_1", name="stop", arguments="{}"),
+    )
+    assert message.call_errors == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('<tool_call>{"name": "add", </tool_call>', "not a JSON object"),
+        ('<tool_call>["add"]</tool_call>', "not a JSON object"),
+        ('<tool_call>{"arguments": {}}</tool_call>', 'no "name"'),
+        ('<tool_call>{"name": 3}</tool_call>', 'no "name"'),
+        ('<tool_call>{"name": "add"}', "not ended with </tool_call>"),
+    ],
+)
+def test_a_call_that_cannot_be_read_stays_in_the_text_and_is_said_to_be_wrong(text: str, fault: str) -> None:
+    message = parse_reply("Well. " + text)
+    assert message.tool_calls == ()
+    assert message.content == "Well. " + text
+    assert len(message.call_errors) == 1
+    assert fault in message.call_errors[0]
+
+
+def test_a_readable_call_beside_an_unreadable_one_counts() -> None:
+    message = parse_reply('<tool_call>{"name": "add"}</tool_call><tool_call>add(1, 2)</tool_call>')
+    assert [call.name for call in message.tool_calls] == ["add"]
+    assert message.content == "<tool_call>add(1, 2)</tool_call>"
+    assert len(message.call_errors) == 1
+
+
+def test_a_prompt_is_what_the_tokenizers_own_template_makes(policy: CausalLanguageModel) -> None:
+    messages = (
+        Message(role="user", content="what is 1 + 2?"),
+        Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="add", arguments='{"a": 1, "b": 2}'),)),
+        Message(role="tool", content="3", tool_call_id="call_0", name="add"),
+    )
+    text = policy.text_of(messages, (ADD,))
+    assert text == (
+        '<|im_start|>system\n\n<tools>\n{"name": "add", "description": "Add two numbers.", "parameters": {"type": "object", '
+        '"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}\n</tools><|im_end|>\n'
+        "<|im_start|>user\nwhat is 1 + 2?<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><|im_end|>\n'
+        "<|im_start|>tool\n3<|im_end|>\n"
+    )
+    prompt = policy.render(messages, (ADD,))
+    whole = policy.render_whole(messages, (ADD,))
+    assert prompt[: len(whole)].tolist() == whole.tolist()
+    assert policy.parse(prompt[len(whole) :]).content == "<|im_start|>assistant"
+
+
+def test_a_reply_read_back_and_written_again_has_the_same_tokens(policy: CausalLanguageModel) -> None:
+    question = (Message(role="user", content="what is 1 + 2?"),)
+    call = Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="add", arguments='{"a": 1, "b": 2}'),))
+    prompt, whole = policy.render(question), policy.render_whole((*question, call))
+    reply = whole[len(prompt) :]
+    stop = int(np.flatnonzero(np.isin(reply, list(policy.stop_tokens)))[0])
+    assert policy.parse(reply[: stop + 1]) == call
+
+
+def test_a_template_that_refuses_a_conversation_is_named(policy: CausalLanguageModel) -> None:
+    with pytest.raises(ValueError, match=r"refuses a conversation of roles \[\]"):
+        policy.render(())
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(policy: CausalLanguageModel) -> None:
+    class Plain:
+        chat_template = None
+
+    with pytest.raises(CheckpointError, match=r"no chat template, expected one"):
+        ChatFormat(Plain(), frozenset({2}))
+    assert transformers.__version__

@@ -1,0 +1,199 @@
+"""The agent that talks: turns, tools, several agents, and every way in which a conversation is cut off."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from vla_rl.errors import ConfigError, ContextOverflow, EnvError
+from vla_rl.rollout import ChatLimits, EngineTeam, chat_agent
+from vla_rl.rollout.policies import policy_for
+from vla_rl.types import (
+    Completion,
+    EnvSpec,
+    EpisodeSpec,
+    Message,
+    Sampling,
+    StopReason,
+    TextOutcome,
+    TextStart,
+    ToolSpec,
+    Trajectory,
+)
+
+EPISODE = EpisodeSpec(episode_id=3, group_id=0, member=0, env=EnvSpec(id="none"), task="none", seed=0, policy_seed=7)
+TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
+
+
+class Speaker:
+    """Says numbers in turn, two tokens each; remembers what it heard."""
+
+    def __init__(self, first: int = 0, max_prompt: int = 10_000, delays: bool = False) -> None:
+        self.next_number, self.max_prompt, self.delays = first, max_prompt, delays
+        self.heard: list[list[str]] = []
+        self.tools: list[tuple[str, ...]] = []
+        self.budgets: list[int | None] = []
+        self.seeds: list[int] = []
+
+    @property
+    def weight_version(self) -> int:
+        return 5
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+    ) -> Completion:
+        self.heard.append([message.content for message in messages])
+        self.tools.append(tuple(tool.name for tool in tools))
+        self.budgets.append(max_tokens)
+        self.seeds.append(-1 if sampling is None else sampling.seed)
+        prompt = np.arange(10 * len(messages))
+        if len(prompt) > self.max_prompt:
+            raise ContextOverflow(len(prompt), self.max_prompt)
+        if self.delays and len(self.heard) > 1:
+            await asyncio.Event().wait()
+        self.next_number += 1
+        return Completion(
+            message=Message(role="assistant", content=str(self.next_number)),
+            prompt_tokens=prompt,
+            tokens=np.array([self.next_number, 99]),
+            log_probs=np.array([-0.5, -0.25], np.float32),
+            weight_versions=np.array([4, 5]),
+            finish_reason="stop",
+        )
+
+
+class Counting:
+    """Ends with success at a number; says `no` before. Agents take turns."""
+
+    def __init__(self, goal: int, agents: tuple[str, ...] = ("policy",), hangs_at: int | None = None) -> None:
+        self.goal, self.agents, self.hangs_at = goal, agents, hangs_at
+        self.num_steps = 0
+
+    @property
+    def episode(self) -> EpisodeSpec:
+        return EPISODE
+
+    async def reset(self) -> TextStart:
+        if self.hangs_at == 0:
+            await asyncio.Event().wait()
+        return TextStart(messages=(Message(role="user", content="count"),), tools=(TOOL,), agent=self.agents[0])
+
+    async def step(self, message: Message) -> TextOutcome:
+        self.num_steps += 1
+        if self.num_steps == self.hangs_at:
+            await asyncio.Event().wait()
+        done = message.content == str(self.goal)
+        return TextOutcome(
+            messages=(Message(role="user", content=f"no, not {message.content}"),),
+            reward=float(done),
+            terminated=done,
+            truncated=False,
+            info={"is_success": done, "num_steps": self.num_steps},
+            agent=self.agents[self.num_steps % len(self.agents)],
+        )
+
+
+async def play(env: Counting, policy: Speaker | dict[str, Speaker], **limits: float) -> Trajectory:
+    return await chat_agent(env, policy, limits=ChatLimits(**limits))  # type: ignore[arg-type]
+
+
+async def test_one_turn_is_one_step() -> None:
+    trajectory = await play(Counting(1), Speaker())
+    (step,) = trajectory.steps
+    assert step.observation["prompt_tokens"].tolist() == list(range(10))
+    assert step.chunk.tokens.tolist() == [1, 99]
+    assert step.chunk.actions.tolist() == [[1, 99]]
+    assert step.chunk.weight_versions is not None
+    assert step.chunk.weight_versions.tolist() == [4, 5]
+    assert step.rewards.tolist() == [1.0]
+    assert (trajectory.oldest_version, trajectory.newest_version) == (4, 5)
+    assert trajectory.is_success
+    assert trajectory.info["last_reply"] == "1"
+
+
+async def test_what_was_said_and_heard_is_in_the_next_prompt_and_tools_stay_known() -> None:
+    speaker = Speaker()
+    trajectory = await play(Counting(3), speaker)
+    assert speaker.heard[-1] == ["count", "1", "no, not 1", "2", "no, not 2"]
+    assert speaker.tools == [("look",)] * 3
+    assert [step.rewards.tolist() for step in trajectory.steps] == [[0.0], [0.0], [1.0]]
+    assert (trajectory.info["num_turns"], trajectory.info["num_tokens"]) == (3, 6)
+    assert trajectory.final_observation["prompt_tokens"].tolist() == [*range(50), 3, 99]
+
+
+async def test_the_agents_limit_of_turns_cuts_off() -> None:
+    trajectory = await play(Counting(9), Speaker(), max_turns=2)
+    assert trajectory.stop_reason is StopReason.TURN_LIMIT
+    assert trajectory.stop_reason.is_cut_off
+    assert len(trajectory.steps) == 2
+
+
+async def test_the_limit_of_tokens_shortens_the_last_reply_and_then_cuts_off() -> None:
+    speaker = Speaker()
+    trajectory = await play(Counting(9), speaker, max_tokens=6, max_reply=5)
+    assert speaker.budgets == [5, 4, 2]
+    assert trajectory.stop_reason is StopReason.TOKEN_LIMIT
+
+
+async def test_a_conversation_that_outgrows_the_context_ends_with_what_it_has() -> None:
+    trajectory = await play(Counting(9), Speaker(max_prompt=30))
+    assert trajectory.stop_reason is StopReason.TOKEN_LIMIT
+    assert len(trajectory.steps) == 2
+
+
+async def test_a_first_prompt_that_is_too_long_is_an_error() -> None:
+    with pytest.raises(ContextOverflow, match="has 10 tokens and the context 5"):
+        await play(Counting(9), Speaker(max_prompt=5))
+
+
+async def test_a_tool_that_never_answers_ends_the_episode_at_the_deadline() -> None:
+    trajectory = await play(Counting(9, hangs_at=2), Speaker(), step_timeout_s=0.05)
+    assert trajectory.stop_reason is StopReason.DEADLINE
+    assert [step.rewards.tolist() for step in trajectory.steps] == [[0.0], [0.0]]
+
+
+async def test_a_reply_that_never_comes_ends_the_episode_at_the_deadline() -> None:
+    trajectory = await play(Counting(9), Speaker(delays=True), reply_timeout_s=0.05)
+    assert trajectory.stop_reason is StopReason.DEADLINE
+    assert len(trajectory.steps) == 1
+
+
+async def test_an_environment_that_never_begins_is_at_fault() -> None:
+    with pytest.raises(EnvError, match=r"did not begin within reset_timeout_s=0.05"):
+        await play(Counting(9, hangs_at=0), Speaker(), reset_timeout_s=0.05)
+
+
+async def test_agents_take_turns_with_their_own_policies_and_hear_their_own_conversation() -> None:
+    solver, checker = Speaker(), Speaker(first=100)
+    trajectory = await play(Counting(2, agents=("solver", "checker")), {"solver": solver, "checker": checker})
+    assert [step.agent for step in trajectory.steps] == ["solver", "checker", "solver"]
+    assert checker.heard == [["no, not 1"]]
+    assert solver.heard[-1] == ["count", "1", "no, not 101"]
+    assert checker.tools == [()]
+
+
+async def test_an_agent_without_a_policy_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"the turn of agent 'checker', and there are policies for \['solver'\]"):
+        await play(Counting(9, agents=("solver", "checker")), {"solver": Speaker()})
+
+
+async def test_each_agent_of_a_team_has_seeds_of_its_own() -> None:
+    solver, checker = Speaker(), Speaker(first=100)
+    team = EngineTeam({"solver": solver, "checker": checker})
+    assert team.weight_version == 5
+    policies = policy_for(team, EPISODE)
+    trajectory = await chat_agent(Counting(2, agents=("solver", "checker")), policies)
+    assert len(trajectory.steps) == 3
+    assert len({*solver.seeds, *checker.seeds}) == 3
+
+
+@pytest.mark.parametrize("field", ["max_turns", "max_tokens", "max_reply", "reset_timeout_s", "step_timeout_s"])
+def test_limits_that_allow_nothing_are_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=rf"ChatLimits.{field} is 0, expected"):
+        ChatLimits(**{field: 0})  # type: ignore[arg-type]

@@ -1,0 +1,184 @@
+"""Who waits for replies: requests in order of arrival, the one loop that runs them, and what became of each."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from vla_rl.engines.config import EngineConfig
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.generator import Generator
+from vla_rl.engines.language_model import LanguageModel
+from vla_rl.engines.reply import Reply
+from vla_rl.errors import ContextOverflow
+from vla_rl.rollout import BatchStats
+from vla_rl.rollout.owned_tasks import leave
+from vla_rl.types import Completion, Message, Sampling, ToolSpec
+
+MAX_QUEUE = 1024
+"""Requests that wait to join the batch; further callers wait for room before they queue."""
+
+
+class _Waiter(msgspec.Struct, eq=False):
+    reply: Reply
+    answer: asyncio.Future[None]
+
+
+class Conversations:
+    """Answers `generate` for any number of callers with one model; owned by `async with`.
+
+    Args:
+        model: speaks.
+        lane: computes.
+        config: batching. Deterministic: one reply at a time and nothing kept, so that none depends on another.
+        version: of the weights that speak; asked on the device lane.
+    """
+
+    def __init__(
+        self, model: LanguageModel[Any], lane: DeviceLane, config: EngineConfig, version: Callable[[], int]
+    ) -> None:
+        self._model, self._lane, self._version = model, lane, version
+        max_batch = 1 if config.is_deterministic else config.max_batch
+        self._context = min(model.context_size, config.max_context or model.context_size)
+        self._max_reply = config.max_reply
+        self._generator = Generator(model, max_batch, 0 if config.is_deterministic else config.kept_conversations)
+        self._queue: deque[_Waiter] = deque()
+        self._running: dict[int, _Waiter] = {}
+        self._room = asyncio.Semaphore(MAX_QUEUE)
+        self._arrived = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._opened_at = self._busy_s = 0.0
+        self._num_requests = 0
+        self._batch_sizes: dict[int, int] = {}
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._opened_at = self._loop.time()
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._runner = self._tasks.create_task(self._run(), name="replies of the policy")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop generating; whoever still waits gets a RuntimeError."""
+        assert self._tasks is not None
+        assert self._runner is not None
+        self._runner.cancel()
+        try:
+            await leave(self._tasks, kind, error, traceback)
+        finally:
+            self._runner = None
+            self._fail([*self._running.values(), *self._queue], _closed())
+
+    async def generate(
+        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], sampling: Sampling, max_tokens: int | None
+    ) -> Completion:
+        """One reply. Raises: ContextOverflow; ValueError for messages or limits that make no prompt."""
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
+        prompt = await self._lane.prepare(self._model.render, messages, tools)
+        reply = Reply(prompt, sampling, self._room_for_reply(prompt, max_tokens))
+        await self._room.acquire()
+        if self._runner is None:
+            self._room.release()
+            raise _closed()
+        waiter = _Waiter(reply, self._loop.create_future())
+        self._queue.append(waiter)
+        self._num_requests += 1
+        self._arrived.set()
+        try:
+            await waiter.answer
+        finally:
+            reply.is_given_up = not waiter.answer.done() or waiter.answer.cancelled()
+            if waiter in self._queue:
+                self._queue.remove(waiter)
+                self._room.release()
+        return await self._completion(reply)
+
+    def stats(self) -> BatchStats:
+        """Forward passes by the number of replies in them, and the share of the time with one running."""
+        elapsed = self._loop.time() - self._opened_at if self._tasks is not None else 0.0
+        return BatchStats(
+            num_batches=sum(self._batch_sizes.values()),
+            num_requests=self._num_requests,
+            busy_share=self._busy_s / elapsed if elapsed > 0 else 0.0,
+            num_queued=len(self._queue),
+            batch_sizes=dict(sorted(self._batch_sizes.items())),
+            waits=(),
+        )
+
+    def _room_for_reply(self, prompt: np.ndarray, max_tokens: int | None) -> int:
+        room = self._context - len(prompt)
+        if room < 1:
+            raise ContextOverflow(len(prompt), self._context)
+        return min(room, max_tokens or self._max_reply, self._max_reply)
+
+    async def _completion(self, reply: Reply) -> Completion:
+        assert reply.finish_reason is not None
+        tokens = reply.tokens
+        return Completion(
+            message=await self._lane.prepare(self._model.parse, tokens),
+            prompt_tokens=reply.prompt,
+            tokens=tokens,
+            log_probs=np.array(reply.log_probs, np.float32),
+            weight_versions=np.array(reply.versions, np.int64),
+            finish_reason=reply.finish_reason,
+        )
+
+    async def _run(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._queue or self._running:
+                await self._advance(self._joining())
+
+    def _joining(self) -> list[Reply]:
+        """Who joins the batch now, in order of arrival."""
+        joining: list[Reply] = []
+        while self._queue and len(joining) < self._generator.num_free:
+            waiter = self._queue.popleft()
+            self._room.release()
+            if not waiter.answer.done():
+                self._running[id(waiter.reply)] = waiter
+                joining.append(waiter.reply)
+        return joining
+
+    async def _advance(self, joining: list[Reply]) -> None:
+        started = self._loop.time()
+        size = self._generator.num_running + len(joining)
+        self._batch_sizes[size] = self._batch_sizes.get(size, 0) + 1
+        try:
+            finished = await self._lane.run(self._step, joining, work="generate")
+        except Exception as error:
+            await self._lane.run(self._generator.give_up, work="generate")
+            self._fail(list(self._running.values()), error)
+            self._running.clear()
+            return
+        finally:
+            self._busy_s += self._loop.time() - started
+        for reply in finished:
+            waiter = self._running.pop(id(reply))
+            if not waiter.answer.done():
+                waiter.answer.set_result(None)
+        for key, waiter in list(self._running.items()):
+            if waiter.reply.is_given_up:
+                del self._running[key]
+
+    def _step(self, joining: list[Reply]) -> list[Reply]:
+        return self._generator.advance(joining, self._version())
+
+    def _fail(self, waiters: list[_Waiter], error: Exception) -> None:
+        for waiter in waiters:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(error)
+
+
+def _closed() -> RuntimeError:
+    return RuntimeError("the engine is not open; generate inside its `async with` block")

@@ -1,0 +1,175 @@
+"""Replies token by token for whoever asks: they join a running batch and leave it, and none waits for another's end.
+
+    slots   0 ... n-1       running: sampled from together
+            n ... S-1       kept: conversations that ended their turn, or empty
+
+A new reply begins with whatever a slot holds of its prompt already: a conversation goes on in the slot where it was kept,
+and a prompt that begins like another takes a copy of that part. What older weights computed is never used: when the weights
+change, kept conversations are forgotten and running ones are read again, so that every log-prob is that of the weights its
+version names. All of this lives on the device lane.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from vla_rl.engines.language_model import LanguageModel
+from vla_rl.engines.reply import Reply
+from vla_rl.engines.sampling import choose_tokens
+
+BURST: Final = 8
+"""Most tokens of each running reply in one piece of the device lane; so long do newcomers and the learner wait."""
+
+READ_TOKENS: Final = 4096
+"""Most tokens, padding included, that one forward pass reads of prompts; a longer prompt is read alone."""
+
+
+class Generator:
+    """Continuous batching over one model's memory.
+
+    Args:
+        model: speaks.
+        max_batch: most replies that run together.
+        num_kept: conversations kept beyond those that run, the last used ones.
+    """
+
+    def __init__(self, model: LanguageModel[Any], max_batch: int, num_kept: int) -> None:
+        self._model, self._max_batch, self._num_slots = model, max_batch, max_batch + num_kept
+        self._reuses = num_kept > 0
+        self._version: int | None = None
+        self._forget()
+
+    @property
+    def num_free(self) -> int:
+        """Replies that could join now."""
+        return self._max_batch - len(self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Replies in the making."""
+        return len(self._running)
+
+    @torch.inference_mode()
+    def advance(self, joining: Sequence[Reply], version: int) -> list[Reply]:
+        """Let replies join, and run until one of them all is finished, `BURST` tokens at most; gives those that are.
+
+        Args:
+            joining: at most `num_free`.
+            version: of the model's present weights.
+        """
+        if version != self._version:
+            self._read_again(version)
+        self._leave([reply for reply in self._running if reply.is_given_up])
+        for reply in joining:
+            self._join(reply)
+        self._read_prompts()
+        for _ in range(BURST):
+            finished = [reply for reply in self._running if reply.finish_reason is not None]
+            if finished or not self._running:
+                self._leave(finished)
+                return finished
+            self._sample(range(len(self._running)))
+        finished = [reply for reply in self._running if reply.finish_reason is not None]
+        self._leave(finished)
+        return finished
+
+    def give_up(self) -> list[Reply]:
+        """Forget everything, after a forward pass that failed; gives the replies that were running."""
+        running = self._running
+        self._forget()
+        return running
+
+    def _forget(self) -> None:
+        self._memory = self._model.key_values(self._num_slots)
+        self._running: list[Reply] = []
+        self._held: list[list[int]] = [[] for _ in range(self._num_slots)]
+        self._used_at = [0] * self._num_slots
+        self._clock = 0
+
+    def _read_again(self, version: int) -> None:
+        self._version = version
+        self._held = [[] for _ in self._held]
+        for reply in self._running:
+            reply.num_held = 0
+
+    def _join(self, reply: Reply) -> None:
+        """Give a reply the slot behind the last running one, with as much of its prompt as some slot holds."""
+        own = len(self._running)
+        source, num_shared = self._longest_prefix(reply.prompt)
+        kept = range(own, self._num_slots)
+        goes_on = source in kept and num_shared >= len(self._held[source]) - 1
+        slot = source if goes_on else min(kept, key=lambda number: self._used_at[number])
+        if not goes_on and num_shared:
+            self._memory.copy_prefix(source, slot, num_shared)
+        if slot != own:
+            self._swap(slot, own)
+        self._held[own] = []
+        reply.num_held = num_shared
+        self._running.append(reply)
+
+    def _longest_prefix(self, prompt: np.ndarray) -> tuple[int, int]:
+        """The slot that holds most of a prompt's beginning, and how much; the last token is always read anew."""
+        best, most = 0, 0
+        if self._reuses:
+            for slot in range(self._num_slots):
+                held = self._held_by(slot)
+                num_same = _num_shared(held, prompt[:-1])
+                if num_same > most:
+                    best, most = slot, num_same
+        return best, most
+
+    def _held_by(self, slot: int) -> Sequence[int]:
+        if slot < len(self._running):
+            reply = self._running[slot]
+            return reply.conversation[: reply.num_held]
+        return self._held[slot]
+
+    def _leave(self, gone: Iterable[Reply]) -> None:
+        """Keep the conversations of some replies and close the gaps they leave among those that run."""
+        for reply in list(gone):
+            slot, last = self._running.index(reply), len(self._running) - 1
+            self._clock += 1
+            held = reply.conversation[: reply.num_held]
+            if slot != last:
+                self._memory.swap(slot, last)
+                self._running[slot] = self._running[last]
+            self._running.pop()
+            self._held[last], self._used_at[last] = (held if self._reuses else []), self._clock
+
+    def _swap(self, first: int, second: int) -> None:
+        self._memory.swap(first, second)
+        self._held[first], self._held[second] = self._held[second], self._held[first]
+        self._used_at[first], self._used_at[second] = self._used_at[second], self._used_at[first]
+
+    def _read_prompts(self) -> None:
+        """Read every conversation of which more than the last token is unread, and sample what follows each."""
+        slots = [slot for slot, reply in enumerate(self._running) if len(reply.unread) > 1]
+        slots.sort(key=lambda slot: len(self._running[slot].unread))
+        while slots:
+            num_rows = len(slots)
+            while num_rows > 1 and num_rows * len(self._running[slots[num_rows - 1]].unread) > READ_TOKENS:
+                num_rows -= 1
+            self._sample(slots[:num_rows])
+            slots = slots[num_rows:]
+
+    def _sample(self, slots: Sequence[int]) -> None:
+        """Read what is unread in some slots, and add the next token to each."""
+        assert self._version is not None
+        replies = [self._running[slot] for slot in slots]
+        starts = [reply.num_held for reply in replies]
+        logits = self._model.extend(self._memory, list(slots), starts, [reply.unread for reply in replies])
+        uniforms = torch.tensor([[reply.next_uniform] for reply in replies], dtype=torch.float64)
+        tokens, log_probs = choose_tokens(logits[:, None], [reply.sampling for reply in replies], uniforms)
+        chosen = zip(replies, tokens[:, 0].tolist(), log_probs[:, 0].tolist(), strict=True)
+        for reply, token, log_prob in chosen:
+            reply.num_held = len(reply.conversation)
+            reply.add(token, log_prob, self._version, self._model.stop_tokens)
+
+
+def _num_shared(held: Sequence[int], prompt: np.ndarray) -> int:
+    """Tokens that two conversations begin with alike."""
+    num = min(len(held), len(prompt))
+    differs = np.array(held[:num], np.int64) != prompt[:num]
+    return int(differs.argmax()) if differs.any() else num

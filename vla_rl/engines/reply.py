@@ -1,0 +1,58 @@
+"""One reply in the making, from its prompt to the token that ends it."""
+
+import numpy as np
+
+from vla_rl.types import FinishReason, Sampling
+
+
+class Reply:
+    """A reply that grows token by token. It belongs to the generator until it is finished.
+
+    Args:
+        prompt: int64 [P], P >= 1.
+        sampling: temperature, or greedy, and the seed that all its tokens are drawn from.
+        max_tokens: of the reply, >= 1.
+    """
+
+    def __init__(self, prompt: np.ndarray, sampling: Sampling, max_tokens: int) -> None:
+        if not sampling.temperature > 0.0:
+            raise ValueError(f"Sampling.temperature is {sampling.temperature}, expected > 0; use greedy=True instead.")
+        self.prompt, self.sampling, self.max_tokens = prompt, sampling, max_tokens
+        self.conversation: list[int] = prompt.tolist()
+        """Tokens of the prompt, then of the reply."""
+
+        self.log_probs: list[float] = []
+        self.versions: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.is_given_up = False
+        """Set by whoever asked, when nobody waits for it any more; it leaves before its next token."""
+
+        self.num_held = 0
+        """Tokens of the conversation whose keys and values are in its slot, made by the present weights."""
+
+        self._uniforms = np.random.Generator(np.random.Philox(sampling.seed)).random(max_tokens)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int64 [T], the reply so far."""
+        return np.array(self.conversation[len(self.prompt) :], np.int64)
+
+    @property
+    def next_uniform(self) -> float:
+        """What the next token is drawn with; it depends on the seed and the token's number alone."""
+        return float(self._uniforms[len(self.log_probs)])
+
+    @property
+    def unread(self) -> list[int]:
+        """Tokens that the model has not seen yet: at least one."""
+        return self.conversation[self.num_held :]
+
+    def add(self, token: int, log_prob: float, version: int, stop_tokens: frozenset[int]) -> None:
+        """One token more, by the weights of `version`."""
+        self.conversation.append(token)
+        self.log_probs.append(log_prob)
+        self.versions.append(version)
+        if token in stop_tokens:
+            self.finish_reason = "stop"
+        elif len(self.log_probs) == self.max_tokens:
+            self.finish_reason = "length"

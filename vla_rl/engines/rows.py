@@ -1,0 +1,176 @@
+"""From decisions to the rows of a forward pass: one each, and one for a whole conversation where its turns fit together.
+
+    turn 1   prompt ─► reply                           one row   prompt │ reply │ what was heard │ reply
+    turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
+
+A turn joins the row of its agent's turn before only where its prompt begins with exactly the tokens of that turn; where the
+chat template, the tokenizer or the environment wrote the past in another way, it stays a row of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from vla_rl.types import Observation, Step, Trajectory
+
+Advantage: TypeAlias = float | np.ndarray
+"""Of one trajectory: one number for all its tokens, float [decisions], or float [decisions, T]."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where the tokens of one decision stand.
+
+    Attributes:
+        decision: counted over all decisions of the update.
+        start, stop: columns of the row.
+    """
+
+    decision: int
+    start: int
+    stop: int
+
+
+@dataclass
+class Row:
+    """One row of a forward pass; its parts are joined end to end.
+
+    Attributes:
+        observation: what was seen before its first token.
+        sequence: index of the trajectory.
+        tokens, log_probs, mask, advantage, versions, reference: parts of equal lengths; `advantage` in each float64 [t] or
+            [1], `reference` none where there is no reference policy.
+        spans: of its decisions.
+    """
+
+    observation: Observation
+    sequence: int
+    tokens: list[np.ndarray] = field(default_factory=list)
+    log_probs: list[np.ndarray] = field(default_factory=list)
+    mask: list[np.ndarray] = field(default_factory=list)
+    advantage: list[np.ndarray] = field(default_factory=list)
+    versions: list[np.ndarray] = field(default_factory=list)
+    reference: list[np.ndarray] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens after the observation, chosen or heard."""
+        return sum(len(part) for part in self.tokens)
+
+    @property
+    def num_read(self) -> int:
+        """Tokens that a forward pass reads for it, as far as they differ from row to row: prompt and reply."""
+        return len(self.observation.get("prompt_tokens", ())) + self.num_tokens
+
+    def hear(self, tokens: np.ndarray, has_reference: bool) -> None:
+        """Tokens that nobody chose."""
+        nothing = np.zeros(len(tokens))
+        self.tokens.append(tokens)
+        self.log_probs.append(nothing)
+        self.mask.append(nothing.astype(np.bool_))
+        self.advantage.append(nothing)
+        self.versions.append(nothing)
+        if has_reference:
+            self.reference.append(nothing)
+
+    def say(self, step: Step, decision: int, advantage: np.ndarray, reference: np.ndarray | None) -> None:
+        """Tokens of a decision."""
+        chunk, start = step.chunk, self.num_tokens
+        versions = chunk.weight_versions
+        self.tokens.append(chunk.tokens)
+        self.log_probs.append(chunk.log_probs)
+        self.mask.append(executed_tokens(step))
+        self.advantage.append(advantage)
+        self.versions.append(np.full(len(chunk.tokens), chunk.weight_version) if versions is None else versions)
+        if reference is not None:
+            self.reference.append(reference)
+        self.spans.append(Span(decision, start, start + len(chunk.tokens)))
+
+
+def rows_of(
+    trajectory: Trajectory,
+    sequence: int,
+    first_decision: int,
+    advantage: Advantage,
+    reference: Sequence[np.ndarray] | np.ndarray | None = None,
+) -> list[Row]:
+    """The rows of one trajectory, in the order of their first decisions.
+
+    Args:
+        trajectory: a played episode.
+        sequence: its index in the update.
+        first_decision: decisions of the update before it.
+        advantage: of the trajectory.
+        reference: float32 [T] for each decision, or None.
+
+    Raises: ValueError for advantages or reference log-probs that do not fit, naming the episode.
+    """
+    by_decision = _checked_advantage(trajectory, advantage)
+    _check_reference(trajectory, reference)
+    rows: list[Row] = []
+    speaking: dict[str, tuple[Row, Step]] = {}
+    for number, step in enumerate(trajectory.steps):
+        heard = None
+        if step.agent in speaking:
+            row, before = speaking[step.agent]
+            heard = _heard_between(before, step)
+        if heard is None:
+            row = Row(step.observation, sequence)
+            rows.append(row)
+        else:
+            row.hear(heard, has_reference=reference is not None)
+        own = None if reference is None else reference[number]
+        row.say(step, first_decision + number, by_decision[number], own)
+        speaking[step.agent] = (row, step)
+    return rows
+
+
+def executed_tokens(step: Step) -> np.ndarray:
+    """bool [T]: the tokens of the first `num_executed` control steps."""
+    num_tokens, horizon = len(step.chunk.tokens), len(step.chunk.actions)
+    if num_tokens % horizon:
+        raise ValueError(f"a chunk has {num_tokens} tokens for {horizon} control steps, expected a multiple of them.")
+    return np.arange(num_tokens) < step.num_executed * (num_tokens // horizon)
+
+
+def _heard_between(before: Step, step: Step) -> np.ndarray | None:
+    """Tokens between the end of one reply and the beginning of the next; None where the past is not the same."""
+    prompt = step.observation.get("prompt_tokens")
+    if prompt is None:
+        return None
+    past = np.concatenate([before.observation["prompt_tokens"], before.chunk.tokens])
+    if len(prompt) < len(past) or (prompt[: len(past)] != past).any():
+        return None
+    heard: np.ndarray = prompt[len(past) :]
+    return heard
+
+
+def _check_reference(trajectory: Trajectory, reference: Sequence[np.ndarray] | np.ndarray | None) -> None:
+    if reference is None:
+        return
+    expected = [step.chunk.tokens.shape for step in trajectory.steps]
+    found = [row.shape for row in reference]
+    if found != expected:
+        raise ValueError(
+            f"reference_log_probs of episode {trajectory.episode.episode_id} are {found[:3]}, expected {expected[:3]}: one "
+            "for each token of each decision."
+        )
+
+
+def _checked_advantage(trajectory: Trajectory, advantage: Advantage) -> np.ndarray:
+    """float64 [decisions, 1 or T]."""
+    values, num_rows = np.asarray(advantage, dtype=np.float64), len(trajectory.steps)
+    lengths = {len(step.chunk.tokens) for step in trajectory.steps}
+    by_token = [(num_rows, length) for length in lengths if len(lengths) == 1]
+    which = f"the advantage of episode {trajectory.episode.episode_id}"
+    if values.shape not in ((), (num_rows,), *by_token):
+        raise ValueError(
+            f"{which} is {list(values.shape)}, expected one number, [{num_rows}] for its decisions, "
+            f"or [{num_rows}, {max(lengths, default=0)}] for their tokens."
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(f"{which} is not finite; look at the rewards of its group.")
+    return values if values.ndim == 2 else np.broadcast_to(values.reshape(-1, 1), (num_rows, 1))

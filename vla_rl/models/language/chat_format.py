@@ -1,0 +1,137 @@
+"""Messages to prompts by a tokenizer's own chat template, and replies back to messages.
+
+Tools are called as Hermes models do (and Qwen's after them): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any
+number of them after or between the text. A call that cannot be read is left in the text, and said to be wrong in
+`Message.call_errors`; nothing is raised, as it is the model that has to learn from it.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from jinja2 import TemplateError
+
+from vla_rl.errors import CheckpointError
+from vla_rl.types import Message, ToolCall, ToolSpec
+
+_CALL: Final = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_OPEN: Final = "<tool_call>"
+
+
+class ChatFormat:
+    """The chat template of one tokenizer.
+
+    Args:
+        tokenizer: of transformers, with a chat template.
+        stop_tokens: that end a reply; they are not part of its text.
+
+    Raises: CheckpointError for a tokenizer without a chat template.
+    """
+
+    def __init__(self, tokenizer: Any, stop_tokens: frozenset[int]) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise CheckpointError(
+                "the tokenizer has no chat template, expected one: put chat_template.jinja beside its files, or take a "
+                "checkpoint that was taught to chat."
+            )
+        self._tokenizer, self._stop_tokens = tokenizer, stop_tokens
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
+        """The prompt of the next reply, int64 [P]. Raises: ValueError for a conversation that the template refuses."""
+        return self._tokens(self.text_of(messages, tools, add_generation_prompt=True))
+
+    def render_whole(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
+        """A conversation up to the end of its last message, int64 [P]: what a demonstration is made of."""
+        return self._tokens(self.text_of(messages, tools, add_generation_prompt=False))
+
+    def parse(self, tokens: np.ndarray) -> Message:
+        """A reply, int64 [T], as a message of the assistant."""
+        kept = [token for token in tokens.tolist() if token not in self._stop_tokens]
+        return parse_reply(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    def text_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool) -> str:
+        """What the template makes of a conversation. Raises: ValueError where it refuses it."""
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [_for_template(message) for message in messages],
+                tools=[_tool_for_template(tool) for tool in tools] or None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = [message.role for message in messages]
+            raise ValueError(f"the chat template refuses a conversation of roles {roles}: {error}") from error
+        return text
+
+    def _tokens(self, text: str) -> np.ndarray:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False, verbose=False), np.int64)
+
+
+def parse_reply(text: str) -> Message:
+    """An assistant's text with its tool calls taken out of it."""
+    calls: list[ToolCall] = []
+    errors: list[str] = []
+    kept: list[str] = []
+    end = 0
+    for match in _CALL.finditer(text):
+        call = _parsed_call(match.group(1), len(calls))
+        if isinstance(call, str):
+            errors.append(call)
+            kept.append(text[end : match.end()])
+        else:
+            calls.append(call)
+            kept.append(text[end : match.start()])
+        end = match.end()
+    kept.append(text[end:])
+    content = "".join(kept).strip()
+    if _OPEN in text[end:]:
+        errors.append("a tool call was begun with <tool_call> and not ended with </tool_call>")
+    return Message(role="assistant", content=content, tool_calls=tuple(calls), call_errors=tuple(errors))
+
+
+def _parsed_call(text: str, number: int) -> ToolCall | str:
+    """A tool call, or what is wrong with it."""
+    try:
+        call = msgspec.json.decode(text.strip(), type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError as error:
+        return f"a tool call is not a JSON object: {error}; expected " + '{"name": ..., "arguments": {...}}'
+    try:
+        name = msgspec.json.decode(call["name"], type=str)
+    except (KeyError, msgspec.DecodeError):
+        return 'a tool call has no "name", expected {"name": ..., "arguments": {...}}'
+    arguments = bytes(call.get("arguments", msgspec.Raw(b"{}"))).decode()
+    return ToolCall(id=f"call_{number}", name=name, arguments=arguments)
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """A message as chat templates expect it: arguments are an object where they are one."""
+    given: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        given["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _object_or_text(call.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        given["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        given["name"] = message.name
+    return given
+
+
+def _object_or_text(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def _tool_for_template(tool: ToolSpec) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}

@@ -1,0 +1,132 @@
+"""Checkpoints of causal language models as Hugging Face lays them out: read by transformers, and written for it.
+
+    config.json, model.safetensors (or shards and their index), tokenizer.json, tokenizer_config.json, chat_template.jinja
+
+No code of a checkpoint is ever run, and nothing is unpickled.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from torch import Tensor
+
+from vla_rl.errors import CheckpointError
+from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
+
+TENSOR_FILE: Final = "model.safetensors"
+
+SMALL_FILES: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "LICENSE",
+)
+"""What is carried over beside the tensors, where it is there."""
+
+
+def read(source: str | Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, bytes]]:
+    """Network, tokenizer and small files. Raises: CheckpointError saying what is missing or does not fit."""
+    folder = _local_folder(source)
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        loader: Any = transformers.AutoModelForCausalLM
+        network, report = loader.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise CheckpointError(f"{source} is not a causal language model that transformers can load: {error}") from error
+    unfit = {key: sorted(names) for key, names in report.items() if names and key != "error_msgs"}
+    if unfit:
+        raise CheckpointError(f"the tensors of {source} are not those of its config.json: {unfit}")
+    return network, tokenizer, small_files(folder)
+
+
+def small_files(folder: Path) -> dict[str, bytes]:
+    """The files beside the tensors."""
+    return {name: (folder / name).read_bytes() for name in SMALL_FILES if (folder / name).is_file()}
+
+
+def stop_tokens_of(network: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a reply: of the generation configuration, and the tokenizer's end of text.
+
+    Raises: CheckpointError where there are none, as no reply would end.
+    """
+    found = network.generation_config.eos_token_id if network.generation_config is not None else None
+    listed = found if isinstance(found, list) else [found]
+    tokens = frozenset(token for token in [*listed, tokenizer.eos_token_id] if token is not None)
+    if not tokens:
+        raise CheckpointError("the checkpoint names no eos_token_id, expected one: nothing would ever end a reply.")
+    return tokens
+
+
+def require_full_attention(network: Any) -> None:
+    """Raise CheckpointError for layers that remember something else than keys and values of all positions."""
+    kinds = set(getattr(network.config, "layer_types", None) or ["full_attention"])
+    window = (
+        getattr(network.config, "sliding_window", None) if getattr(network.config, "use_sliding_window", True) else None
+    )
+    if kinds != {"full_attention"} or window is not None:
+        raise CheckpointError(
+            f"{type(network).__name__} has layers of the kinds {sorted(kinds)} and a sliding window of {window}, "
+            "expected full attention in every layer; the engine holds nothing else in its slots."
+        )
+
+
+def distinct_tensors(network: Any) -> dict[str, Tensor]:
+    """Every parameter and buffer that is saved, under its first name; tied ones once."""
+    found: dict[str, Tensor] = {}
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    for name, tensor in network.state_dict().items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if key not in seen:
+            seen.add(key)
+            found[name] = tensor
+    return found
+
+
+def load_tensors(network: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into a network. Raises: CheckpointError naming what is missing, unknown or misshapen."""
+    own = distinct_tensors(network)
+    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    misshapen = sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)
+    if missing or unknown or misshapen:
+        raise CheckpointError(
+            f"these tensors are not those of this {type(network).__name__}: missing {missing[:5]}, unknown {unknown[:5]}, "
+            f"of another shape {misshapen[:5]}"
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _local_folder(source: str | Path) -> Path:
+    """The folder itself, or where the hub's files of this id were put."""
+    folder = Path(source)
+    if folder.is_dir():
+        return folder
+    if isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise CheckpointError(f"{source} is not a folder; expected one, or an id of the hub such as Qwen/Qwen3-0.6B.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        wanted = [*SMALL_FILES, "*.safetensors", "*.safetensors.index.json"]
+        return Path(snapshot_download(source, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
+        raise CheckpointError(f"{source} is no folder here, and could not be had from the hub: {error}") from error

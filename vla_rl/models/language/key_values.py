@@ -1,0 +1,82 @@
+"""Attention keys and values in slots, in the form that transformers' attention layers hand theirs to.
+
+Legend: S slots, H heads, L positions, D numbers a head.
+A slot holds one conversation from its first token on, without padding. The layers of one forward pass write the rows' new
+keys at the rows' own positions and get back what the rows may look at; a mask hides what lies beyond each row's end.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+GROWTH: Final = 64
+"""Positions are added in multiples of this."""
+
+
+class SlotKeyValues:
+    """Keys and values of `num_slots` conversations. Allocated with the first forward pass, and whenever one grows longer."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        self._slots = torch.zeros(0, dtype=torch.long)
+        self._positions = torch.zeros(0, 0, dtype=torch.long)
+        self._num_first = 0
+        self._length = 0
+
+    def begin(self, slots: Sequence[int], positions: Tensor, length: int) -> None:
+        """Say where the next forward pass writes, int64 [B, Q], and how many positions it looks at."""
+        self._slots = torch.tensor(slots, device=positions.device)
+        self._positions, self._length = positions, length
+        # the first slots in order are a view; any others are gathered
+        self._num_first = len(slots) if list(slots) == list(range(len(slots))) else 0
+        needed = int(positions.max()) + 1
+        if self._layers and self._layers[0][0].shape[2] < needed:
+            self._layers = [(_grown(keys, needed), _grown(values, needed)) for keys, values in self._layers]
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, _: object = None) -> tuple[Tensor, Tensor]:
+        """Called by attention layers with their new keys and values [B, H, Q, D]; all that rows look at, [B, H, L, D]."""
+        if layer == len(self._layers):
+            self._layers.append((self._empty(keys), self._empty(values)))
+        own_keys, own_values = self._layers[layer]
+        rows = self._slots[:, None]
+        own_keys[rows, :, self._positions] = keys.transpose(1, 2)
+        own_values[rows, :, self._positions] = values.transpose(1, 2)
+        if self._num_first:
+            return own_keys[: self._num_first, :, : self._length], own_values[: self._num_first, :, : self._length]
+        return own_keys[self._slots, :, : self._length], own_values[self._slots, :, : self._length]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """transformers asks for it where no positions are given; they always are."""
+        del layer
+        return 0
+
+    @torch.inference_mode()
+    def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
+        """The first tokens of one slot also into another."""
+        for tensor in self._tensors():
+            tensor[target, :, :num_tokens] = tensor[source, :, :num_tokens]
+
+    @torch.inference_mode()
+    def swap(self, first: int, second: int) -> None:
+        """Exchange two slots."""
+        for tensor in self._tensors():
+            kept = tensor[first].clone()
+            tensor[first] = tensor[second]
+            tensor[second] = kept
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for layer in self._layers for tensor in layer]
+
+    def _empty(self, like: Tensor) -> Tensor:
+        length = -(-(int(self._positions.max()) + 1) // GROWTH) * GROWTH
+        return like.new_zeros(self._num_slots, like.shape[1], length, like.shape[3])
+
+
+def _grown(tensor: Tensor, needed: int) -> Tensor:
+    length = -(-max(needed, tensor.shape[2] * 3 // 2) // GROWTH) * GROWTH
+    grown = tensor.new_zeros(tensor.shape[0], tensor.shape[1], length, tensor.shape[3])
+    grown[:, :, : tensor.shape[2]] = tensor
+    return grown

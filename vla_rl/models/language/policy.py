@@ -1,0 +1,213 @@
+"""Language policies that transformers loads: Llama, Qwen and their kin, behind the interface of engines and learners.
+
+    prompt_tokens ─┐                        ┌─► hidden states ─► head ─► log-probs of the reply      (learning)
+    reply tokens ──┴─► one row, right-padded ┤
+                                            └─► hidden state of the prompt's last token              (judging)
+    slots of keys and values ─► extend ─► logits of the next token                                    (speaking)
+
+Rows start at position 0 and are padded on the right, where causal attention never looks back from: no mask is needed.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_rl.algorithms import entropy
+from vla_rl.engines.atomic_folder import writing_folder
+from vla_rl.engines.language_model import LanguageModel
+from vla_rl.engines.sampling import tempered_log_probs
+from vla_rl.models.language import checkpoint
+from vla_rl.models.language.chat_format import ChatFormat
+from vla_rl.models.language.key_values import SlotKeyValues
+from vla_rl.types import Message, Observation, ToolSpec
+
+MARGIN_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """Prompts of different lengths."""
+
+    tokens: tuple[np.ndarray, ...]
+    """int64 [P] each."""
+
+
+class CausalLanguageModel(LanguageModel[Prompts]):
+    """A `LanguageModel` over a causal network of transformers. Build one with `load`, or from parts with `tiny`.
+
+    Args:
+        network: `LlamaForCausalLM` and the like, with full attention in every layer.
+        tokenizer: of transformers, with a chat template.
+        files: the small files of its checkpoint, tokenizer and configuration included.
+
+    Raises: CheckpointError for a network whose layers remember anything but keys and values, or without a chat template.
+    """
+
+    def __init__(self, network: Any, tokenizer: Any, files: Mapping[str, bytes]) -> None:
+        self._network, self._tokenizer, self._files = network.eval(), tokenizer, dict(files)
+        self._stop_tokens = checkpoint.stop_tokens_of(network, tokenizer)
+        self._format = ChatFormat(tokenizer, self._stop_tokens)
+        checkpoint.require_full_attention(network)
+
+    @classmethod
+    def load(cls, source: str | Path, *, dtype: torch.dtype = torch.float32) -> "CausalLanguageModel":
+        """A checkpoint from a local folder, or from the hub by its id; safetensors only, and no code of its own.
+
+        Raises: CheckpointError saying what is missing or does not fit.
+        """
+        return cls(*checkpoint.read(source, dtype))
+
+    def save(self, folder: Path) -> None:
+        """Write a new folder in Hugging Face's layout, whole or not at all. Raises: CheckpointError."""
+        tensors = self.checkpoint_tensors()
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        with writing_folder(folder, num_bytes + MARGIN_BYTES) as writer:
+            writer.write_tensors(checkpoint.TENSOR_FILE, tensors)
+            for name, data in self.checkpoint_files().items():
+                writer.write_bytes(name, data)
+
+    def copy(self) -> "CausalLanguageModel":
+        """The same policy with weights of its own."""
+        return CausalLanguageModel(copy.deepcopy(self._network), self._tokenizer, self._files)
+
+    @property
+    def network(self) -> nn.Module:
+        """The parameters."""
+        network: nn.Module = self._network
+        return network
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the hidden states."""
+        return int(self._network.config.hidden_size)
+
+    @property
+    def context_size(self) -> int:
+        """`max_position_embeddings` of its configuration."""
+        return int(self._network.config.max_position_embeddings)
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Of the generation configuration and the tokenizer."""
+        return self._stop_tokens
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
+        """A conversation up to where the reply begins, int64 [P]."""
+        return self._format.render(messages, tools)
+
+    def render_whole(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
+        """A conversation up to the end of its last message, int64 [P]."""
+        return self._format.render_whole(messages, tools)
+
+    def text_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        """A conversation up to the end of its last message, as its chat template writes it."""
+        return self._format.text_of(messages, tools, add_generation_prompt=False)
+
+    def parse(self, tokens: np.ndarray) -> Message:
+        """A reply as a message, tool calls included."""
+        return self._format.parse(tokens)
+
+    def prepare(self, observations: Sequence[Observation]) -> Prompts:
+        """Raises: ValueError for an observation without `prompt_tokens`, or with none or unknown ones in it."""
+        return Prompts(tuple(self._checked(observation) for observation in observations))
+
+    def log_probs(self, batch: Prompts, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of replies int64 [B, T], padded on the right with anything; float32 [B, T] each."""
+        num_tokens = tokens.shape[1]
+        starts = torch.tensor([len(prompt) for prompt in batch.tokens], device=self._device)
+        rows = torch.zeros(len(starts), int(starts.max()) + num_tokens, dtype=torch.long)
+        replies = tokens.cpu()
+        for row, prompt, reply in zip(rows, batch.tokens, replies, strict=True):
+            row[: len(prompt)] = torch.from_numpy(prompt)
+            row[len(prompt) : len(prompt) + num_tokens] = reply
+        hidden = self._hidden(rows.to(self._device))
+        places = starts[:, None] - 1 + torch.arange(num_tokens, device=self._device)
+        chosen = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[2]))
+        log_probs = tempered_log_probs(self._head(chosen), temperatures.to(self._device))
+        return log_probs.gather(-1, tokens.to(self._device)[..., None])[..., 0], entropy(log_probs)
+
+    def features(self, batch: Prompts) -> Tensor:
+        """Hidden state of each prompt's last token, [B, feature_size]."""
+        lengths = [len(prompt) for prompt in batch.tokens]
+        rows = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+        for row, prompt in zip(rows, batch.tokens, strict=True):
+            row[: len(prompt)] = torch.from_numpy(prompt)
+        hidden = self._hidden(rows.to(self._device))
+        return hidden[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
+
+    def encode(self, actions: np.ndarray) -> np.ndarray:
+        """Replies are tokens already: int64 [B, 1, T] to [B, T]."""
+        return actions.reshape(len(actions), -1).astype(np.int64)
+
+    def key_values(self, num_slots: int) -> SlotKeyValues:
+        """Memory for so many conversations."""
+        return SlotKeyValues(num_slots)
+
+    def extend(
+        self, memory: SlotKeyValues, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Logits float32 [B, V] of the token after each row's last."""
+        lengths = torch.tensor([len(row) for row in tokens])
+        width = int(lengths.max())
+        rows = torch.tensor([[*row, *(0 for _ in range(width - len(row)))] for row in tokens])
+        positions = torch.tensor(starts)[:, None] + torch.arange(width)
+        # a padded token stands where no later one looks before it is overwritten
+        length = int((torch.tensor(starts) + lengths).max())
+        visible = torch.arange(length)[None, None] <= positions[..., None]
+        with torch.inference_mode():
+            memory.begin(slots, positions.to(self._device), length)
+            hidden = self._network.base_model(
+                input_ids=rows.to(self._device),
+                attention_mask=visible[:, None].to(self._device),
+                position_ids=positions.to(self._device),
+                past_key_values=memory,
+                use_cache=True,
+            ).last_hidden_state
+            last = hidden[torch.arange(len(rows)), lengths - 1]
+            logits: Tensor = self._head(last).float()
+        return logits
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Every parameter once, by transformers' name; views, not copies."""
+        return checkpoint.distinct_tensors(self._network)
+
+    def checkpoint_files(self) -> Mapping[str, bytes]:
+        """Configuration, tokenizer and chat template."""
+        return self._files
+
+    def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors into the network; every name and shape has to fit."""
+        checkpoint.load_tensors(self._network, tensors)
+
+    def _hidden(self, rows: Tensor) -> Tensor:
+        hidden: Tensor = self._network.base_model(input_ids=rows, use_cache=False).last_hidden_state
+        return hidden
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._network.get_output_embeddings()(hidden)
+        return logits
+
+    def _checked(self, observation: Observation) -> np.ndarray:
+        prompt = np.asarray(observation.get("prompt_tokens", ()))
+        if prompt.ndim != 1 or len(prompt) == 0 or prompt.dtype.kind != "i":
+            raise ValueError(
+                f"observation['prompt_tokens'] is {prompt.dtype} {list(prompt.shape)}, expected int64 [P] with P >= 1; was "
+                "the episode played by chat_agent?"
+            )
+        vocabulary = self._network.config.vocab_size
+        if prompt.min() < 0 or prompt.max() >= vocabulary:
+            raise ValueError(
+                f"observation['prompt_tokens'] holds token {prompt.max()}, expected 0 to {vocabulary - 1}."
+            )
+        return prompt
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = next(self._network.parameters()).device
+        return device

@@ -1,0 +1,84 @@
+"""Validation of a language policy: several tries at each of a fixed set of starts, none of them trained on.
+
+validation.jsonl in the run's folder: one line a weight version, with mean, best@n and maj@n
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from vla_rl.actors.waits import note_progress
+from vla_rl.algorithms.validation import validation_metrics
+from vla_rl.observe import RunDirectory
+from vla_rl.recipes.evaluation.playing import play_each
+from vla_rl.rollout import AnyEngine, TaskStart
+from vla_rl.types import Agent, EnvPool, EpisodeSpec, Sampling, Trajectory, derive_seed
+
+
+class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a weight version did."""
+
+    weight_version: int
+    num_problems: int
+    metrics: dict[str, float]
+
+
+class Validation:
+    """Plays the same episodes whenever it is asked; a `Judge` of a training run.
+
+    Args:
+        starts: the problems.
+        num_tries: at each of them.
+        agent: plays one episode.
+        sampling: how the policy chooses; each try has a seed of its own, the same one every time.
+        seed: of those.
+    """
+
+    def __init__(
+        self, starts: Sequence[TaskStart], num_tries: int, agent: Agent, sampling: Sampling, seed: int = 0
+    ) -> None:
+        self._agent, self._num_problems = agent, len(starts)
+        self._episodes = [
+            EpisodeSpec(
+                episode_id=number * num_tries + member,
+                group_id=number,
+                member=member,
+                env=start.env,
+                task=start.task,
+                seed=start.seed,
+                policy_seed=derive_seed(seed, "validation", number, member),
+                options=start.options,
+                sampling=sampling,
+            )
+            for number, start in enumerate(starts)
+            for member in range(num_tries)
+        ]
+
+    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
+        """Play all of it, print the result and add it to `validation.jsonl`."""
+        metrics = await self.play(pool, engine)
+        version = engine.weight_version
+        result = ValidationResult(weight_version=version, num_problems=self._num_problems, metrics=metrics)
+        with (run.path / "validation.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
+        print(f"validation of weights {version}, {self._num_problems} problems: {shown}", flush=True)
+
+    async def play(self, pool: EnvPool, engine: AnyEngine) -> dict[str, float]:
+        """Play all of it: metrics by name."""
+        tries: defaultdict[int, dict[int, Trajectory]] = defaultdict(dict)
+
+        async def done(trajectory: Trajectory) -> None:
+            tries[trajectory.episode.group_id][trajectory.episode.member] = trajectory
+            note_progress("validation")
+
+        await play_each(pool, engine, self._agent, self._episodes, done)
+        played = [[of_problem[member] for member in sorted(of_problem)] for _, of_problem in sorted(tries.items())]
+        rewards = np.array([[each.undiscounted_return for each in of_problem] for of_problem in played])
+        answers = [[str(each.info.get("last_reply", "")) for each in of_problem] for of_problem in played]
+        return {
+            **validation_metrics(rewards, answers),
+            "success": float(np.mean([each.is_success for of_problem in played for each in of_problem])),
+        }
