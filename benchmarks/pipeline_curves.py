@@ -42,11 +42,11 @@ CURVES: Final = {
     "dapo": Curve("train_toy", ("--pipeline", "dapo", "--run.updates", "8", *CARTPOLE), "reward/mean"),
     "gspo": Curve("train_toy", ("--pipeline", "gspo", "--run.updates", "12", *CARTPOLE, *WIDER_CLIP), "reward/mean"),
     "cpgd": Curve("train_toy", ("--pipeline", "cpgd", "--run.updates", "12", *CARTPOLE), "reward/mean"),
-    "embodied_srpo": Curve("srpo_libero", ("--run.updates", "20", *LIBERO, *GROUPS, *HELD_OUT), "rollout/success_rate"),
-    "embodied_grpo": Curve("grpo_libero", ("--run.updates", "16", *LIBERO, *GROUPS, *HELD_OUT), "rollout/success_rate"),
+    "embodied_srpo": Curve("srpo_libero", ("--run.updates", "12", *LIBERO, *GROUPS, *HELD_OUT), "rollout/success_rate"),
+    "embodied_grpo": Curve("grpo_libero", ("--run.updates", "12", *LIBERO, *GROUPS, *HELD_OUT), "rollout/success_rate"),
     "embodied_ppo": Curve(
         "ppo_libero",
-        ("--run.updates", "16", *LIBERO, "--scheduler.groups-per-update", "32", *HELD_OUT),
+        ("--run.updates", "12", *LIBERO, "--scheduler.groups-per-update", "32", *HELD_OUT),
         "rollout/success_rate",
     ),
 }

@@ -94,14 +94,14 @@ async def test_a_runtime_forgets_actors_that_ended_and_their_handles_do_not() ->
     async with asyncio.timeout(20), Runtime() as runtime, Runtime(name="other") as other:
         counter = await runtime.spawn(Counter, name="old")
         await runtime.stop(counter)
-        await asyncio.sleep(0)
         assert runtime.info(counter).state == "stopped"
         client = weakref.ref(client_of(counter))
         with pytest.raises(ValueError, match="actor 'old' belongs to another runtime than 'other'"):
             other.info(counter)
         del counter
-        gc.collect()
-        assert client() is None
+        while client() is not None:  # whoever tidies up after the actor may still have to run
+            await asyncio.sleep(0)
+            gc.collect()
 
 
 async def test_a_deadline_of_an_endpoint_replaces_that_of_its_actor() -> None:
