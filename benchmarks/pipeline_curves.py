@@ -46,7 +46,7 @@ CURVES: Final = {
     "embodied_grpo": Curve("grpo_libero", ("--run.updates", "12", *LIBERO, *GROUPS, *HELD_OUT), "rollout/success_rate"),
     "embodied_ppo": Curve(
         "ppo_libero",
-        ("--run.updates", "12", *LIBERO, "--scheduler.groups-per-update", "32", *HELD_OUT),
+        ("--run.updates", "8", *LIBERO, "--scheduler.groups-per-update", "32", *HELD_OUT),
         "rollout/success_rate",
     ),
 }
