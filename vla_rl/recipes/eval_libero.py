@@ -40,7 +40,7 @@ from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointConfig, digest_of,
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, WithinRange, play_each, result_of, result_table
-from vla_rl.recipes.evaluation.libero import Suite
+from vla_rl.recipes.evaluation.libero import Suite, key_of
 from vla_rl.recipes.evaluation.plan import planned_episodes, print_plan
 from vla_rl.recipes.evaluation.results import by_task, summary_of
 from vla_rl.recipes.recording import EpisodeRecorder
@@ -143,7 +143,7 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
     episodes = planned_episodes(config)
     if command.launch.dry_run:
         console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
-        num_done = sum(_key(episode) in _results_in(folder) for episode in episodes)
+        num_done = sum(key_of(episode) in _results_in(folder) for episode in episodes)
         print_plan(config, episodes, num_done, config.num_envs, weight_bytes(config.checkpoint), console)
         return 0
     conditions = conditions_of(config)
@@ -151,7 +151,7 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
     _note_conditions(run.path / "conditions.json", conditions)
     console.print(f"evaluation {run.path}: {len(episodes)} episodes; assets: {conditions['assets']}")
     with ResultFile(run.path / "episodes.jsonl") as file, StopSignal() as stop:
-        missing = [episode for episode in episodes if _key(episode) not in file.results]
+        missing = [episode for episode in episodes if key_of(episode) not in file.results]
         await stop.unless_asked(_play(config, missing, file, run, len(episodes)))
         results = list(file.results.values())
     if results:
@@ -237,9 +237,6 @@ def _film(config: EvalLiberoConfig, trajectory: Trajectory, result: EpisodeResul
         path = folder / f"{kind}_init-{result.init_state_id}_scene-{result.scene_seed}.mp4"
         write_video(path, trajectory, "image", VIDEO_FRAMES_PER_S)
 
-
-def _key(episode: EpisodeSpec) -> tuple[str, int, int]:
-    return episode.task, episode.options["init_state_id"], episode.env.kwargs["scene_seed"]
 
 
 def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:

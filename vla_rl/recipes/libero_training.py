@@ -13,6 +13,7 @@ from vla_rl.envs.libero.tasks import NUM_STARTS, find_task, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, load_policy
 from vla_rl.recipes.command_line import Command, TrainingLaunch
+from vla_rl.recipes.evaluation.libero import SERVER_MB, SIMULATOR_MB
 from vla_rl.recipes.evaluation import HeldOutJudge, libero_env, libero_episode, numbers_in, write_strip
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
@@ -190,8 +191,8 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
         model,
         EpisodeFootprint(
             what_runs=f"{config.suite}, tasks {', '.join(map(str, config.task_ids))}",
-            simulator_mb=140,
-            server_mb=400,
+            simulator_mb=SIMULATOR_MB,
+            server_mb=SERVER_MB,
             chunk_bytes=2 * 3 * config.image_size**2 + 2048,
             num_chunks=-(-(config.step_limit or step_limit_of(config.suite)) // model.config.chunk_size),
         ),

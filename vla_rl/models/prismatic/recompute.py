@@ -12,13 +12,9 @@ from collections.abc import Iterable
 from torch import nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
 
-_MARK = "recomputes_in_backward"
-
 
 def recompute_in_backward(*stacks: Iterable[nn.Module]) -> None:
-    """Recompute each block of each stack; for stacks that already are, this changes nothing."""
+    """Recompute each block of each stack. To be called once a network."""
     for stack in stacks:
         for block in stack:
-            if not hasattr(block, _MARK):
-                checkpoint(block)
-                setattr(block, _MARK, True)
+            checkpoint(block)

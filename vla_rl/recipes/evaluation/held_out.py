@@ -16,6 +16,7 @@ from rich.table import Table
 from vla_rl.actors.waits import note_progress
 from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
+from vla_rl.recipes.evaluation.libero import key_of
 from vla_rl.recipes.evaluation.playing import WithinRange, play_each
 from vla_rl.recipes.evaluation.results import EpisodeResult, by_task, result_of, summary_of
 from vla_rl.rollout import PolicyEngine, embodied_agent
@@ -56,7 +57,7 @@ class HeldOutJudge:
         """Play what this weight version has not played yet, and print how it went beside the earlier versions."""
         version, path = engine.weight_version, results_path(run)
         played = {line.result.key for line in read_held_out(path) if line.weight_version == version}
-        missing = [episode for episode in self._episodes if _key(episode) not in played]
+        missing = [episode for episode in self._episodes if key_of(episode) not in played]
         console = Console()
         with path.open("ab") as file, Progress(console=console) as progress:
             bar = progress.add_task(f"held-out episodes, weights {version}", total=len(self._episodes))
@@ -123,6 +124,3 @@ def _rate(results: Sequence[EpisodeResult]) -> str:
         f"({100 * low:.0f} to {100 * high:.0f})"
     )
 
-
-def _key(episode: EpisodeSpec) -> tuple[str, int, int]:
-    return episode.task, episode.options["init_state_id"], episode.env.kwargs["scene_seed"]

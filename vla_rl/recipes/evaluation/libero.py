@@ -2,11 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from vla_rl.envs.libero.tasks import NUM_STARTS, find_task
 from vla_rl.errors import ConfigError
+from vla_rl.recipes.evaluation.results import Key
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+
+SIMULATOR_MB: Final = 140
+"""Memory of its own of a forked simulator, with LIBERO's own assets; stand-ins take a third."""
+
+SERVER_MB: Final = 400
+"""Memory of the server that simulators are forked from."""
 
 Suite: TypeAlias = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 
@@ -71,6 +78,11 @@ def libero_env(
         "scene_seed": scene_seed,
     }
     return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs=kwargs)
+
+
+def key_of(episode: EpisodeSpec) -> Key:
+    """What makes a LIBERO episode one of its kind."""
+    return episode.task, episode.options["init_state_id"], episode.env.kwargs["scene_seed"]
 
 
 def libero_episode(

@@ -9,11 +9,10 @@ from rich.table import Table
 from vla_rl.envs.libero.tasks import NUM_STARTS, list_tasks, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.observe import MemoryItem, available_bytes, memory_table
-from vla_rl.recipes.evaluation.libero import Suite, libero_env, libero_episode, numbers_in
+from vla_rl.recipes.evaluation.libero import SERVER_MB, SIMULATOR_MB, Suite, libero_env, libero_episode, numbers_in
 from vla_rl.types import EpisodeSpec, Sampling
 
 MIB = 2**20
-SIMULATOR_MIB, SERVER_MIB = 140, 400
 
 
 class Starts(Protocol):
@@ -105,8 +104,8 @@ def print_plan(
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights of the policy, on its device", weights),
-        MemoryItem("the server that simulators are forked from", SERVER_MIB * MIB),
-        MemoryItem("simulator processes, each for itself", SIMULATOR_MIB * MIB, num_envs),
+        MemoryItem("the server that simulators are forked from", SERVER_MB * MIB),
+        MemoryItem("simulator processes, each for itself", SIMULATOR_MB * MIB, num_envs),
         MemoryItem("pictures of the episodes being played, at most", longest * pictures, num_envs),
     ]
     console.print(memory_table("Memory estimate", items, available_bytes()))
