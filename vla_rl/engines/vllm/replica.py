@@ -158,10 +158,13 @@ class Replica:
 
     async def apply(self, staged: StagedWeights) -> None:
         """Load staged weights, forgetting all that older ones computed. Nothing may be running. Raises: ActorDied."""
-        await self._call("apply_weights", (staged.version,))
-        await self._await(self._llm.update_weight_version(str(staged.version)))
-        await self._await(self._llm.reset_prefix_cache(reset_running_requests=True))
-        await self._await(self._llm.reset_encoder_cache())
+        # all on their way at once; the engine does them in this order
+        await asyncio.gather(
+            self._call("apply_weights", (staged.version,)),
+            self._await(self._llm.update_weight_version(str(staged.version))),
+            self._await(self._llm.reset_prefix_cache(reset_running_requests=True)),
+            self._await(self._llm.reset_encoder_cache()),
+        )
         self.weight_version = staged.version
 
     async def resume(self) -> None:
