@@ -238,7 +238,6 @@ def _film(config: EvalLiberoConfig, trajectory: Trajectory, result: EpisodeResul
         write_video(path, trajectory, "image", VIDEO_FRAMES_PER_S)
 
 
-
 def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
     if folder is None:
         return {}

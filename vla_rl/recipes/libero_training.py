@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from vla_rl.engines import LearnerConfig, OptimizerConfig
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.tasks import NUM_STARTS, find_task, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, load_policy
 from vla_rl.recipes.command_line import Command, TrainingLaunch
-from vla_rl.recipes.evaluation.libero import SERVER_MB, SIMULATOR_MB
 from vla_rl.recipes.evaluation import HeldOutJudge, libero_env, libero_episode, numbers_in, write_strip
+from vla_rl.recipes.evaluation.libero import SERVER_MB, SIMULATOR_MB
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import EmbodiedConfig
-from vla_rl.rollout import TaskStart
+from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
 
@@ -33,8 +34,8 @@ MOST_TRAINED: Final = 100_000
 class HeldOutConfig(Config, frozen=True, kw_only=True):
     """Greedy episodes before the first update and after the last, from starts that training never sees."""
 
-    init_states: str | None = None
-    """Starts of each task, such as 40-49 of LIBERO's own or 1000-1019 of drawn ones; none plays no such episodes."""
+    init_states: str | None = "40-49,1000-1089"
+    """Starts of each task, such as 40-49 of LIBERO's own or 1000-1089 of drawn ones; none plays no such episodes."""
 
     scene_seeds: str = "0"
     """Seeds of where fixtures stand, such as 1-3; each makes every episode once more."""
@@ -44,7 +45,11 @@ class HeldOutConfig(Config, frozen=True, kw_only=True):
 
 
 class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
-    """Reinforcement learning on tasks of one LIBERO suite."""
+    """Reinforcement learning on tasks of one LIBERO suite; the defaults are for the small policy that ships."""
+
+    group_size: int = 8
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
+    learner: LearnerConfig = LearnerConfig(optimizer=OptimizerConfig(lr=3e-4), minibatch_trajectories=4)
 
     suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_object"
     """LIBERO's suite."""

@@ -16,13 +16,13 @@ from vla_rl.rollout import SchedulerConfig
 class PpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
     """PPO on tasks of one LIBERO suite."""
 
-    run: RunConfig = RunConfig(name="ppo_libero")
+    run: RunConfig = RunConfig(name="ppo_libero", updates=12)
     pipeline: str = "embodied_ppo"
     advantage: AdvantageConfig = AdvantageConfig(name="gae")
     group_size: int = 1
     """Episodes from the same start; a critic compares them with its own expectation, so one is enough."""
 
-    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=8, max_staleness=1)
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)
 
 
 def cli() -> int:
