@@ -2,9 +2,11 @@
 
     python -m benchmarks.pipeline_curves --pipelines grpo ppo --seeds 0 1 2 --out docs/pipelines/data
 
-Runs the command that a pipeline's page names, once a seed, and writes `<pipeline>.jsonl`: one line for each seed and update.
-What it prints is the page's table: the mean over the seeds, and the lowest and highest of them. The last line is JSON: for
-each pipeline its figure in the first and in the last update, over the seeds.
+Runs the command that a pipeline's page names, once a seed, and writes `<pipeline>.jsonl`: one line for each seed and update;
+and `<pipeline>_judged.jsonl` where the policy is judged before the first update and after the last: one line for each
+held-out episode, or each validation. What it prints is the page's table: the mean over the seeds, and the lowest and highest
+of them. The last line is JSON: for each pipeline its figure in the first and in the last update, its minutes, and the share
+of judged episodes that succeeded with each weights, over the seeds.
 """
 
 import argparse
@@ -12,12 +14,16 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks.interleaved import print_json_line
 from vla_rl.observe import read_metrics
+
+JUDGED: Final = ("held_out.jsonl", "validation.jsonl")
+"""Files of a run that tell how its policy did on what it was not trained on."""
 
 
 class Curve(NamedTuple):
@@ -29,12 +35,18 @@ class Curve(NamedTuple):
     """Metric that the table shows, in percent."""
 
 
+class Measured(NamedTuple):
+    """One run of a curve."""
+
+    updates: list[dict[str, float]]
+    judged: list[dict[str, Any]]
+    seconds: float
+
+
 CARTPOLE: Final = ("--chunk-size", "2", "--step-limit", "100", "--simulators.num-envs", "4")
 WIDER_CLIP: Final = ("--learner.loss.clip-low", "0.02", "--learner.loss.clip-high", "0.03")
-SMALL_STEPS: Final = ("--learner.optimizer.lr", "3e-4", "--learner.minibatch-trajectories", "4")
-LIBERO: Final = ("--step-limit", "200", "--simulators.num-envs", "3", "--assets", "stand-ins", *SMALL_STEPS)
-HELD_OUT: Final = ("--held-out.init-states", "40-49", "--held-out.physics", "fast")
-GROUPS: Final = ("--group-size", "8", "--scheduler.groups-per-update", "4")
+LIBERO: Final = ("--assets", "stand-ins")
+SYNCHRONOUS: Final = ("--scheduler.max-staleness", "0")
 
 CURVES: Final = {
     "grpo": Curve("train_toy", ("--pipeline", "grpo", "--run.updates", "15", *CARTPOLE), "reward/mean"),
@@ -42,13 +54,16 @@ CURVES: Final = {
     "dapo": Curve("train_toy", ("--pipeline", "dapo", "--run.updates", "8", *CARTPOLE), "reward/mean"),
     "gspo": Curve("train_toy", ("--pipeline", "gspo", "--run.updates", "12", *CARTPOLE, *WIDER_CLIP), "reward/mean"),
     "cpgd": Curve("train_toy", ("--pipeline", "cpgd", "--run.updates", "12", *CARTPOLE), "reward/mean"),
-    "embodied_srpo": Curve("srpo_libero", ("--run.updates", "12", *LIBERO, *GROUPS, *HELD_OUT), "rollout/success_rate"),
-    "embodied_grpo": Curve("grpo_libero", ("--run.updates", "12", *LIBERO, *GROUPS, *HELD_OUT), "rollout/success_rate"),
-    "embodied_ppo": Curve(
-        "ppo_libero",
-        ("--run.updates", "8", *LIBERO, "--scheduler.groups-per-update", "32", *HELD_OUT),
-        "rollout/success_rate",
-    ),
+    "embodied_srpo": Curve("srpo_libero", LIBERO, "rollout/success_rate"),
+    "embodied_srpo_released": Curve("srpo_libero", (*LIBERO, "--srpo.rule", "released"), "rollout/success_rate"),
+    "embodied_srpo_synchronous": Curve("srpo_libero", (*LIBERO, *SYNCHRONOUS), "rollout/success_rate"),
+    "embodied_grpo": Curve("grpo_libero", LIBERO, "rollout/success_rate"),
+    "embodied_ppo": Curve("ppo_libero", LIBERO, "rollout/success_rate"),
+    "text_grpo": Curve("grpo_text", (), "rollout/success_rate"),
+    "text_ppo": Curve("grpo_text", ("--pipeline", "ppo"), "rollout/success_rate"),
+    "text_dapo": Curve("grpo_text", ("--pipeline", "dapo"), "rollout/success_rate"),
+    "text_gspo": Curve("grpo_text", ("--pipeline", "gspo", *WIDER_CLIP), "rollout/success_rate"),
+    "text_cpgd": Curve("grpo_text", ("--pipeline", "cpgd"), "rollout/success_rate"),
 }
 """Of CartPole, `reward/mean` is the share of its 100 steps that were survived."""
 
@@ -64,14 +79,30 @@ def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
     ]
 
 
-def curve(pipeline: str, seed: int) -> list[dict[str, float]]:
+def judged_lines_of(run: Path, seed: int) -> list[dict[str, object]]:
+    """What the run was judged by before its first update and after its last, as lines of a page's data."""
+    lines = [line for path in map(run.joinpath, JUDGED) if path.exists() for line in path.read_text().splitlines()]
+    return [{"seed": seed, **json.loads(line)} for line in lines]
+
+
+def successes(lines: Sequence[dict[str, Any]]) -> list[float]:
+    """The share of judged episodes that succeeded, of each weight version."""
+    found: dict[int, list[float]] = {}
+    for line in lines:
+        success = line["result"]["is_success"] if "result" in line else line["metrics"]["success"]
+        found.setdefault(line["weight_version"], []).append(float(success))
+    return [round(sum(each) / len(each), 4) for _, each in sorted(found.items())]
+
+
+def measured(name: str, seed: int) -> Measured:
     """One run. Raises: CalledProcessError where it fails."""
-    recipe, options, _ = CURVES[pipeline]
+    recipe, options, _ = CURVES[name]
     with tempfile.TemporaryDirectory() as root:
         command = [sys.executable, "-m", f"vla_rl.recipes.{recipe}", *options, "--run.seed", str(seed)]
+        began = time.perf_counter()
         subprocess.run([*command, "--run.root", root], check=True, stdout=sys.stderr)
         (run,) = Path(root).iterdir()
-        return lines_of(run, seed)
+        return Measured(lines_of(run, seed), judged_lines_of(run, seed), time.perf_counter() - began)
 
 
 def table(runs: Sequence[Sequence[dict[str, float]]], figure: str) -> str:
@@ -96,14 +127,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the .jsonl files")
     options = parser.parse_args()
     report: dict[str, object] = {}
-    for pipeline in options.pipelines:
-        runs, figure = [curve(pipeline, seed) for seed in options.seeds], CURVES[pipeline].figure
-        text = "\n".join(json.dumps(line) for run in runs for line in run)
-        (options.out / f"{pipeline}.jsonl").write_text(text + "\n")
-        print(f"{pipeline}\n\n{table(runs, figure)}\n", flush=True)
-        report[f"{pipeline}_first_update"] = [run[0][figure] for run in runs]
-        report[f"{pipeline}_last_update"] = [run[-1][figure] for run in runs]
+    for name in options.pipelines:
+        runs, figure = [measured(name, seed) for seed in options.seeds], CURVES[name].figure
+        _write(options.out / f"{name}.jsonl", [line for run in runs for line in run.updates])
+        print(f"{name}\n\n{table([run.updates for run in runs], figure)}\n", flush=True)
+        report[f"{name}_first_update"] = [run.updates[0][figure] for run in runs]
+        report[f"{name}_last_update"] = [run.updates[-1][figure] for run in runs]
+        report[f"{name}_minutes"] = [round(run.seconds / 60, 1) for run in runs]
+        if any(run.judged for run in runs):
+            _write(options.out / f"{name}_judged.jsonl", [line for run in runs for line in run.judged])
+            report[f"{name}_judged"] = [successes(run.judged) for run in runs]
     print_json_line(report)
+
+
+def _write(path: Path, lines: Sequence[object]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 if __name__ == "__main__":
