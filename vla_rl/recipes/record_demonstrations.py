@@ -66,6 +66,10 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     physics: Literal["fast", "exact"] = "fast"
     """How the simulator computes; fast is what training plays."""
 
+    quality: Literal["fast", "exact"] = "exact"
+    """Of the pictures; a policy has to see those that it was taught with. `fast` draws a plainer robot at a fraction of the
+    cost."""
+
     seed: int = 0
     """Seed of the noise."""
 
@@ -109,6 +113,7 @@ def record_task(config: RecordConfig, task_id: int) -> int:
             wrist_image=config.wrist_image,
             scene_seed=scene_seed,
             physics=config.physics,
+            quality=config.quality,
         )
         try:
             while share.size and num_recorded <= share[-1]:
