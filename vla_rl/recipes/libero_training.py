@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from vla_rl.engines import LearnerConfig, OptimizerConfig
-from vla_rl.envs.libero.assets import Assets, find_assets
+from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
 from vla_rl.envs.libero.tasks import NUM_STARTS, find_task, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, load_policy
@@ -70,9 +70,9 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     physics: Literal["fast", "exact"] = "fast"
     """`fast`: several times as many control steps a second, to train with; `exact`: LIBERO's own, as evaluations have it."""
 
-    quality: Literal["fast", "exact"] = "exact"
-    """Of the pictures: `exact`: LIBERO's own, which the shipped policy and published ones were taught with; `fast` costs a
-    fraction, but draws a plainer robot: for policies that were taught with it."""
+    quality: Literal["fast", "exact"] | None = None
+    """Of the pictures: `exact`: LIBERO's own, which published policies were taught with; `fast`: a plainer robot at a
+    fraction of the cost, for policies that were taught with it. None: `fast` for the policy that ships, else `exact`."""
 
     assets: str | None = None
     """Folder of LIBERO's meshes and textures; none for VLA_RL_LIBERO_ASSETS or hf-libero's own download."""
@@ -108,6 +108,11 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
         self.require(self.step_limit is None or self.step_limit >= 1, "step_limit", "at least 1 control step, or none")
         held_out_episodes(self)
 
+    @property
+    def pictures(self) -> Literal["fast", "exact"]:
+        """The quality that is drawn in."""
+        return self.quality or ("fast" if self.policy == str(BASE_POLICY) else "exact")
+
 
 def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
     """Every task from every held-out start, once. Raises: ConfigError for starts that are trained on, or do not exist."""
@@ -130,7 +135,7 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
                 image_size=config.image_size,
                 step_limit=config.step_limit,
                 physics=wanted.physics,
-                quality=config.quality,
+                quality=config.pictures,
                 scene_seed=scene_seed,
             )
             for state in states:
@@ -150,7 +155,7 @@ def starts_of(config: LiberoConfig) -> list[TaskStart]:
             "step_limit": config.step_limit,
             "assets": config.assets,
             "physics": config.physics,
-            "quality": config.quality,
+            "quality": config.pictures,
         }
         env = EnvSpec(id=f"vla_rl/{config.suite}-v0", kwargs=kwargs)
         starts += [
@@ -181,15 +186,20 @@ def starting_policy(config: LiberoConfig) -> "VlaPolicy":
 async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    about: dict[str, str] = {"suite": config.suite, "physics": config.physics, "quality": config.quality}
+    about: dict[str, str] = {"suite": config.suite, "physics": config.physics, "quality": config.pictures}
     if not (command.launch.dry_run or command.launch.draw):
         assets = _assets_of(config)
         print(f"LIBERO's assets are those in {assets.path} ({assets.source})", flush=True)
+        if config.policy == str(BASE_POLICY) and assets.source != STAND_INS:
+            print(
+                "the policy that ships was taught on stand-ins, and knows less of these (--assets stand-ins)",
+                flush=True,
+            )
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
     held_out = held_out_episodes(config)
     print(_split_of(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
-    print(f"starting from the policy in {config.policy}", flush=True)
+    print(f"starting from the policy in {config.policy}; pictures in the quality {config.pictures}", flush=True)
     return await launch(
         command,
         starts_of(config),
