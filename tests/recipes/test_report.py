@@ -13,7 +13,7 @@ from vla_rl.recipes.evaluation.results import EpisodeResult
 from vla_rl.recipes.evaluation.strips import strip_path
 from vla_rl.recipes.report import write_report
 from vla_rl.recipes.report.__main__ import main
-from vla_rl.recipes.report.charts import node_seconds
+from vla_rl.recipes.report.charts import node_seconds, success_chart, tasks_in
 from vla_rl.recipes.report.page import comparisons
 from vla_rl.types import Config
 
@@ -53,6 +53,15 @@ def test_before_and_after_are_compared_by_task_and_in_all() -> None:
 
 def test_weights_that_were_judged_alone_are_compared_with_nothing() -> None:
     assert comparisons([judged(0, 1, 40, False)]) == []
+
+
+def test_each_task_has_a_curve_where_several_are_played() -> None:
+    rates = {"rollout/success_rate": 0.5, "rollout/success_rate/libero_object/6": 1.0}
+    rows = [{"update": 1.0, **rates, "rollout/success_rate/libero_object/1": 0.0}, {"update": 2.0, **rates}]
+    assert tasks_in(rows) == ["libero_object/1", "libero_object/6"]
+    chart = success_chart(rows, [])
+    assert "libero_object/1" in chart
+    assert "libero_object/6" in chart
 
 
 def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: RunDirectory) -> None:

@@ -144,6 +144,9 @@ def test_metrics_count_what_happened_since_the_last_call() -> None:
             assert metrics["rollout/env_steps_per_s"] == pytest.approx(steps / seconds)
             solved = sum(t.is_success for g in groups for t in g.trajectories)
             assert metrics["rollout/success_rate"] == solved / 16
+            for task in {g.trajectories[0].episode.task for g in groups}:
+                of_task = [t.is_success for g in groups for t in g.trajectories if t.episode.task == task]
+                assert metrics[f"rollout/success_rate/{task}"] == sum(of_task) / len(of_task)
             assert metrics["rollout/staleness/share_0"] == 1.0
             busy = setup.engine.batcher.stats().busy_share
             assert metrics["rollout/policy_busy_share"] == pytest.approx(busy, abs=0.01)

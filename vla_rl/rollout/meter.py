@@ -20,6 +20,11 @@ class RolloutMeter:
 
         self._counts: Counter[str] = Counter()
         self._window: Counter[str] = Counter()
+        self._played: Counter[str] = Counter()
+        self._solved: Counter[str] = Counter()
+        """Episodes by task, since the last report."""
+
+        self._tasks: set[str] = set()
         self._window_staleness: Counter[int] = Counter()
         self._since = self._asked_s = 0.0
 
@@ -32,6 +37,10 @@ class RolloutMeter:
         self._counts["episodes"] += 1
         self._counts["successes"] += trajectory.is_success
         self._counts["env_steps"] += trajectory.num_env_steps
+        task = trajectory.episode.task
+        self._tasks.add(task)
+        self._played[task] += 1
+        self._solved[task] += trajectory.is_success
 
     def group(self, *, kept: bool) -> None:
         """A group was complete, and kept or filtered."""
@@ -47,7 +56,10 @@ class RolloutMeter:
         self._window_staleness[version - group.dispatch_version] += 1
 
     def report(self, now: float, depths: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, float]:
-        """Metrics since the last report; `depths` are queue lengths now, `dropped` the ledger's drops by cause."""
+        """Metrics since the last report; `depths` are queue lengths now, `dropped` the ledger's drops by cause.
+
+        Where several tasks are played, `rollout/success_rate/<task>` is that of each that was since then.
+        """
         seconds = max(now - self._since, 1e-9)
         self._counts["decisions"] = self.gauge.num_decisions
         new = self._counts - self._window
@@ -58,6 +70,8 @@ class RolloutMeter:
         metrics["filtered_share"] = new["groups_filtered"] / groups if groups else 0.0
         if new["episodes"]:
             metrics["success_rate"] = new["successes"] / new["episodes"]
+        if len(self._tasks) > 1:
+            metrics |= {f"success_rate/{task}": self._solved[task] / n for task, n in sorted(self._played.items())}
         num_trained = self._window_staleness.total()
         if num_trained:
             metrics["staleness/mean"] = sum(k * n for k, n in self._window_staleness.items()) / num_trained
@@ -68,4 +82,6 @@ class RolloutMeter:
         metrics |= {f"dropped/{cause}": count for cause, count in sorted(dropped.items())}
         self._window, self._since, self._asked_s = self._counts.copy(), now, asked_s
         self._window_staleness.clear()
+        self._played.clear()
+        self._solved.clear()
         return {f"rollout/{name}": float(value) for name, value in metrics.items()}

@@ -13,16 +13,26 @@ Rows = Sequence[Mapping[str, float]]
 HeldOutPoint = tuple[int, float, float, float]
 """Weight version, success rate, and the ends of its 95 % interval."""
 
+BY_TASK = "rollout/success_rate/"
+"""Begins the metric of a task's success."""
+
 SIZE_INCH = (8.0, 2.8)
 SUCCESS, FAILURE = "#2a7f4f", "#b5532b"
 
 
 def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str:
-    """Success of the training episodes by update, its mean over nine updates, and of held-out episodes with intervals."""
+    """Success of the training episodes by update, its mean over nine updates, and of held-out episodes with intervals; where
+    several agents are trained, or several tasks played, each one's mean too."""
     figure, axes = _axes("update", "success rate")
     updates, rates = _series(rows, "rollout/success_rate")
     axes.plot(updates, rates, color=SUCCESS, alpha=0.35, linewidth=1, label="training episodes")
     axes.plot(updates, _smooth(rates), color=SUCCESS, linewidth=2, label="mean of 9 updates")
+    for agent in agents_in(rows):
+        of_agent, successes = _series(rows, f"reward/{agent}/success_rate")
+        axes.plot(of_agent, _smooth(successes), linewidth=1.5, linestyle="--", label=f"of {agent}")
+    for task in tasks_in(rows):
+        played, solved = _series(rows, f"{BY_TASK}{task}")
+        axes.plot(played, _smooth(solved), linewidth=1.2, linestyle=":", label=task)
     if held_out:
         versions, middle, low, high = np.array(held_out).T
         errors = np.clip([middle - low, high - middle], 0.0, None)  # an end may lie a rounding beyond the rate
@@ -55,6 +65,17 @@ def time_chart(rows: Rows) -> str | None:
         axes.bar([row["update"] for row in rows], seconds, bottom=below, width=1.0, label=node)
         below += seconds
     return _svg(figure, axes)
+
+
+def agents_in(rows: Rows) -> list[str]:
+    """Agents whose successes were counted by name."""
+    names = [name.split("/") for row in rows for name in row if name.startswith("reward/")]
+    return sorted({name[1] for name in names if len(name) == 3 and name[2] == "success_rate"})
+
+
+def tasks_in(rows: Rows) -> list[str]:
+    """Tasks whose successes were counted by name: where several are played."""
+    return sorted({name.removeprefix(BY_TASK) for row in rows for name in row if name.startswith(BY_TASK)})
 
 
 def node_seconds(rows: Rows) -> dict[str, float]:
