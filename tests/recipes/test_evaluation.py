@@ -243,7 +243,10 @@ def test_a_whole_suite_has_its_500_episodes() -> None:
     ("changed", "message"),
     [
         ({"tasks": "10"}, "tasks of libero_object are '10', expected numbers from 0 to 9"),
-        ({"init_states": "40-2147483648"}, "init_states of libero_object/0 are '40-2147483648', expected numbers from 0 to"),
+        (
+            {"init_states": "40-2147483648"},
+            "init_states of libero_object/0 are '40-2147483648', expected numbers from 0 to",
+        ),
         ({"suites": ("libero_goal", "libero_goal")}, "expected each once"),
         ({"suites": ()}, "expected at least one suite"),
         ({"temperature": 0.0}, "temperature is 0.0, expected above 0, or none for greedy"),

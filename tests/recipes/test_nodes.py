@@ -182,3 +182,60 @@ def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() 
 async def test_threads_let_rewards_that_block_run_beside_each_other() -> None:
     async with asyncio.timeout(30):
         assert await rewards_of(function="own_pipelines:waits_for_the_other", manager="threads") == [1.0, 1.0]
+
+
+def shared(number: int, *turns: tuple[str, float], stop: StopReason = StopReason.TERMINATED) -> Trajectory:
+    """An episode of several agents: who decided, and what that earned."""
+    alone = trajectory([[earned] for _, earned in turns], number, stop)
+    steps = tuple(
+        msgspec.structs.replace(step, agent=agent) for step, (agent, _) in zip(alone.steps, turns, strict=True)
+    )
+    return msgspec.structs.replace(alone, steps=steps)
+
+
+SHARED = group_of(
+    shared(0, ("solver", 0.0), ("checker", 1.0), ("solver", 1.0)),
+    shared(1, ("solver", 0.0), ("checker", 0.5)),
+    shared(2, ("solver", 0.5)),
+)
+
+
+async def test_an_agent_is_compared_with_itself_where_it_took_part() -> None:
+    rewards = (await GroupReward(RewardConfig())(SHARED)).batch
+    output = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))([SHARED], [rewards])
+    # solver: 1, 0, 0.5 with a mean of 0.5; checker: 1 and 0.5 with a mean of 0.75, in the two episodes that it saw
+    assert [np.asarray(row).tolist() for row in output.batch] == [[0.5, 0.25, 0.5], [-0.5, -0.25], [0.0]]
+    assert output.metrics["advantage/groups_that_teach"] == 1.0
+
+
+async def test_one_number_for_an_episode_is_every_agents() -> None:
+    output = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))([SHARED], np.array([1.0, 0.0, 0.5], np.float32))
+    # solver: 1, 0, 0.5; checker: 1, 0
+    assert [np.asarray(row).tolist() for row in output.batch] == [[0.5, 0.5, 0.5], [-0.5, -0.5], [0.0]]
+
+
+async def test_what_agents_earn_is_reported_by_name() -> None:
+    metrics = (await GroupReward(RewardConfig())(SHARED)).metrics
+    assert metrics["reward/solver/mean"] == pytest.approx(0.5)
+    assert metrics["reward/checker/mean"] == pytest.approx(0.75)
+    # of each episode the mean of its agents: 1, 0.25, 0.5
+    assert metrics["reward/mean"] == pytest.approx(1.75 / 3)
+    assert "reward/policy/mean" not in (await GroupReward(RewardConfig())(PAIR)).metrics
+
+
+async def test_marfts_row_holds_all_agents_in_order_of_acting() -> None:
+    episode = group_of(shared(0, ("solver", 0.5), ("checker", 1.0)))
+    config = AdvantageConfig(name="marft_gae", gamma=0.5, lam=1.0, whiten=False)
+    judged = [Judged(np.array([0.25, 0.75], np.float32), 0.0)]
+    output = await CriticAdvantage(config)([episode], [[np.array([0.5, 1.0])]], [judged])
+    # checker: 1 - 0.75; solver: 0.5 + 0.5 * 0.75 - 0.25, and half of the checker's
+    assert np.asarray(output.values["advantages"][0]).tolist() == [0.75, 0.25]
+
+
+def test_a_group_is_kept_where_one_agent_has_something_to_learn() -> None:
+    keep = kept_groups(FilterConfig(drop_equal="return"))
+    assert keep is not None
+    crossed = group_of(shared(0, ("solver", 1.0), ("checker", 0.0)), shared(1, ("solver", 0.0), ("checker", 1.0)))
+    equal = group_of(shared(0, ("solver", 1.0), ("checker", 0.5)), shared(1, ("solver", 1.0), ("checker", 0.5)))
+    assert keep(crossed)
+    assert not keep(equal)

@@ -1,9 +1,9 @@
 """A recipe as a process: its command line, Ctrl-C, and what it leaves behind when it is killed."""
 
-import asyncio
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -24,22 +24,23 @@ def until_line(process: "subprocess.Popen[str]", text: str) -> None:
     raise AssertionError(f"the recipe ended without {text!r}: {process.stderr.read() if process.stderr else ''}")
 
 
-async def until_gone(session: int) -> None:
-    async with asyncio.timeout(30):
-        while processes_of_session(session):
-            await asyncio.sleep(0.05)
+def until_gone(session: int) -> None:
+    deadline = time.monotonic() + 30
+    while processes_of_session(session):
+        assert time.monotonic() < deadline, f"still there: {processes_of_session(session)}"
+        time.sleep(0.05)
 
 
 @pytest.mark.timeout(200)
-async def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     before = shared_memory()
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "update 2/500")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to every process of the group
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "stopping in order" in err
-    await until_gone(process.pid)
+    until_gone(process.pid)
     assert shared_memory() <= before
     (run,) = tmp_path.iterdir()
     checkpoint = latest_checkpoint(run / "checkpoints")
@@ -53,20 +54,20 @@ async def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) 
 
 
 @pytest.mark.timeout(200)
-async def test_ctrl_c_before_the_first_update_leaves_a_run_that_can_be_resumed_too(tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_update_leaves_a_run_that_can_be_resumed_too(tmp_path: Path) -> None:
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "starting 2 simulators")
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    await until_gone(process.pid)
+    until_gone(process.pid)
     (run,) = tmp_path.iterdir()
     done = run_recipe(tmp_path, "--resume", str(run), "--run.updates", "1")
     assert done.returncode == 0, done.stderr
     assert "update 1/1" in done.stdout
 
 
-async def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     before = shared_memory()
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "update 1/500")
@@ -74,18 +75,18 @@ async def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) 
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode in (0, 128 + signal.SIGINT)
-    await until_gone(process.pid)
+    until_gone(process.pid)
     assert shared_memory() <= before
 
 
-async def test_kill_9_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
+def test_kill_9_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
     before = shared_memory()
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "update 1/500")
     assert len(processes_of_session(process.pid)) >= 3
     process.kill()
     process.communicate(timeout=30)
-    await until_gone(process.pid)
+    until_gone(process.pid)
     assert shared_memory() <= before
 
 

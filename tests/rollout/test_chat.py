@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -176,6 +177,28 @@ async def test_agents_take_turns_with_their_own_policies_and_hear_their_own_conv
     assert checker.heard == [["no, not 1"]]
     assert solver.heard[-1] == ["count", "1", "no, not 101"]
     assert checker.tools == [()]
+
+
+class Crediting(Counting):
+    """Pays the other agents at given steps."""
+
+    def __init__(self, goal: int, agents: tuple[str, ...], credits: dict[int, dict[str, float]]) -> None:
+        super().__init__(goal, agents)
+        self.credits = credits
+
+    async def step(self, message: Message) -> TextOutcome:
+        outcome = await super().step(message)
+        return msgspec.structs.replace(outcome, credits=self.credits.get(self.num_steps, {}))
+
+
+async def test_what_agents_earn_by_others_belongs_to_their_newest_turn_and_before_it_to_their_first() -> None:
+    credits = {1: {"checker": 0.25}, 3: {"solver": 4.0}, 4: {"solver": 2.0, "checker": 8.0}}
+    env = Crediting(4, ("solver", "checker"), credits)
+    trajectory = await play(env, Speaker())
+    # solver 0; checker 0.25; solver 4 + 2; checker 1 for the last word, and 8
+    assert [step.rewards.tolist() for step in trajectory.steps] == [[0.0], [0.25], [6.0], [9.0]]
+    assert trajectory.returns_by_agent == {"solver": 6.0, "checker": 9.25}
+    assert trajectory.undiscounted_return == 15.25
 
 
 async def test_an_agent_without_a_policy_is_named() -> None:

@@ -78,3 +78,17 @@ def test_a_cursor_of_other_starts_is_refused() -> None:
 def test_a_source_without_starts_is_refused() -> None:
     with pytest.raises(ConfigError, match="0 starts"):
         GroupSource([], 4, 0)
+
+
+def test_kinds_take_turns_as_evenly_as_their_numbers_allow() -> None:
+    kinds = ["robot"] * 2 + ["text"] * 6
+    mixed = GroupSource(starts(8), 1, seed=3, kinds=kinds)
+    given = [mixed.next_group().start_index for _ in range(16)]
+    assert ["robot" if start < 2 else "text" for start in given] == 4 * ["text", "robot", "text", "text"]
+    assert sorted(given[:8]) == sorted(given[8:]) == list(range(8))
+    assert given[:8] != given[8:]  # each kind is shuffled
+
+
+def test_kinds_that_do_not_fit_the_starts_are_refused() -> None:
+    with pytest.raises(ConfigError, match="1 kinds for 2 starts"):
+        GroupSource(starts(2), 1, seed=0, kinds=["text"])

@@ -4,6 +4,7 @@ policy_model   what they need of a policy family; language_model, of one that sp
 device_lane    the thread that owns the device
 torch_engine   `TorchEngine`: actions, or replies, in batches of whoever waits
 learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
+team           several policies that learn in one run, jointly or by turns
 critic         `Critic`: values, for whoever learns with one; scoring: `Reference`, the frozen anchor of a KL term
 checkpoint     everything that a run goes on from, whole or not at all
 
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
     from vla_rl.engines.optimizer import DivergedError
     from vla_rl.engines.policy_model import PolicyModel, TokenModel
     from vla_rl.engines.scoring import Reference
+    from vla_rl.engines.team import CriticTeam, LearnerTeam, ReferenceTeam
     from vla_rl.engines.torch_engine import TorchEngine
-    from vla_rl.engines.training import TrainingState, WeightSink
+    from vla_rl.engines.training import TeamState, TrainingState, WeightSink
 
 __all__ = [
     "Checkpoint",
     "Critic",
     "CriticConfig",
+    "CriticTeam",
     "Demonstration",
     "DeviceLane",
     "DivergedError",
@@ -48,10 +51,13 @@ __all__ = [
     "LanguageModel",
     "Learner",
     "LearnerConfig",
+    "LearnerTeam",
     "OptimizerConfig",
     "PolicyMismatchError",
     "PolicyModel",
     "Reference",
+    "ReferenceTeam",
+    "TeamState",
     "TokenModel",
     "TorchEngine",
     "TrainingState",
@@ -73,8 +79,9 @@ _HOME = {
     "optimizer": ("DivergedError",),
     "policy_model": ("PolicyModel", "TokenModel"),
     "scoring": ("Reference",),
+    "team": ("CriticTeam", "LearnerTeam", "ReferenceTeam"),
     "torch_engine": ("TorchEngine",),
-    "training": ("TrainingState", "WeightSink"),
+    "training": ("TeamState", "TrainingState", "WeightSink"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -2,6 +2,7 @@
 
     <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a policy's checkpoint
                          optimizer.safetensors, rng.safetensors, critic.safetensors (where there is a critic)
+                         agents/<name>/{policy, optimizer, ...}          instead of both, where several policies learn
                          parts/<name>.msgpack                            data cursor, buffered groups, ...
                          manifest.json                                   written last: without it, not a checkpoint
 
@@ -10,7 +11,8 @@ They appear whole or not at all (`atomic_folder`), hold no pickle, and are check
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -22,7 +24,7 @@ from torch import Tensor
 from vla_rl.engines.atomic_folder import MANIFEST, WRITING, FolderWriter, verify_folder, writing_folder
 from vla_rl.engines.packing import pack, unpack
 from vla_rl.engines.threads import run_to_its_end
-from vla_rl.engines.training import TrainingState
+from vla_rl.engines.training import TeamState, TrainingState
 from vla_rl.errors import CheckpointError
 
 T = TypeVar("T")
@@ -40,20 +42,22 @@ _NAME: Final = re.compile(r"update-(\d{6,})(?:-(\d+))?")
 _PART_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
-class _Header(msgspec.Struct, frozen=True):
+class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
     format: int
     weight_version: int
+    agents: tuple[str, ...] = ()
+    """Where several policies learn, whose they are."""
 
 
 class Checkpoint:
     """A whole, verified checkpoint on disk."""
 
-    def __init__(self, folder: Path, state: TrainingState, part_names: frozenset[str]) -> None:
+    def __init__(self, folder: Path, state: TrainingState | TeamState, part_names: frozenset[str]) -> None:
         self.folder, self.state, self.part_names = folder, state, part_names
 
     @property
     def policy_folder(self) -> Path:
-        """The policy alone, in its family's own layout."""
+        """The policy alone, in its family's own layout; of several, see `agents/<name>/policy` in the folder."""
         return self.folder / "policy"
 
     def part(self, name: str, type: type[T]) -> T:
@@ -67,7 +71,7 @@ class Checkpoint:
 
 
 async def save_checkpoint(
-    root: Path, state: TrainingState, parts: Mapping[str, object], *, keep_last: int | None = None
+    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], *, keep_last: int | None = None
 ) -> Path:
     """Write a checkpoint off the loop and return its folder; then remove all but the newest `keep_last`.
 
@@ -80,9 +84,9 @@ async def save_checkpoint(
     """
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}, expected at least 1, or None to keep all.")
-    for name in parts:
+    for name in (*parts, *(state.members if isinstance(state, TeamState) else ())):
         if not _PART_NAME.fullmatch(name):
-            raise ValueError(f"part name {name!r} is not a word of letters, digits, '-' and '_'.")
+            raise ValueError(f"the name {name!r} of a part or agent is not a word of letters, digits, '-' and '_'.")
     return await run_to_its_end(_save, root, state, parts, keep_last)
 
 
@@ -103,7 +107,7 @@ def latest_checkpoint(root: Path) -> Path | None:
     return checkpoints[-1] if checkpoints else None
 
 
-def _save(root: Path, state: TrainingState, parts: Mapping[str, object], keep_last: int | None) -> Path:
+def _save(root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], keep_last: int | None) -> Path:
     packed = {name: pack(part) for name, part in parts.items()}
     _remove_what_a_crash_left(root)
     folder = _free_name(root, state.weight_version)
@@ -115,17 +119,19 @@ def _save(root: Path, state: TrainingState, parts: Mapping[str, object], keep_la
     return folder
 
 
-def _write(writer: FolderWriter, state: TrainingState, packed: Mapping[str, bytes]) -> None:
-    writer.write_tensors(POLICY_TENSORS, state.policy)
-    for name, data in state.policy_files.items():
-        writer.write_bytes(f"policy/{name}", data)
-    writer.write_tensors(OPTIMIZER_TENSORS, state.optimizer)
-    writer.write_tensors(RNG_TENSORS, state.rng)
+def _write(writer: FolderWriter, state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> None:
+    for below, each in _by_folder(state).items():
+        writer.write_tensors(f"{below}{POLICY_TENSORS}", each.policy)
+        for name, data in each.policy_files.items():
+            writer.write_bytes(f"{below}policy/{name}", data)
+        writer.write_tensors(f"{below}{OPTIMIZER_TENSORS}", each.optimizer)
+        writer.write_tensors(f"{below}{RNG_TENSORS}", each.rng)
     if state.critic:
         writer.write_tensors(CRITIC_TENSORS, state.critic)
     for name, data in packed.items():
         writer.write_bytes(_part_file(name), data)
-    writer.write_bytes(HEADER, msgspec.json.encode(_Header(FORMAT, state.weight_version)))
+    agents = tuple(state.members) if isinstance(state, TeamState) else ()
+    writer.write_bytes(HEADER, msgspec.json.encode(_Header(FORMAT, state.weight_version, agents)))
 
 
 def _load(folder: Path) -> Checkpoint:
@@ -134,19 +140,41 @@ def _load(folder: Path) -> Checkpoint:
         header = msgspec.json.decode((folder / HEADER).read_bytes(), type=_Header)
         if header.format != FORMAT:
             raise CheckpointError(f"{folder} has format {header.format}, expected {FORMAT}.")
-        policy_files = [name for name in entries if name.startswith("policy/") and name != POLICY_TENSORS]
-        state = TrainingState(
-            weight_version=header.weight_version,
-            policy=load_file(folder / POLICY_TENSORS),
-            optimizer=load_file(folder / OPTIMIZER_TENSORS),
-            rng=load_file(folder / RNG_TENSORS),
-            critic=load_file(folder / CRITIC_TENSORS) if CRITIC_TENSORS in entries else {},
-            policy_files={name.removeprefix("policy/"): (folder / name).read_bytes() for name in policy_files},
-        )
+        critic = load_file(folder / CRITIC_TENSORS) if CRITIC_TENSORS in entries else {}
+        state: TrainingState | TeamState
+        if header.agents:
+            members = {agent: _read(folder, entries, header, _agent_folder(agent)) for agent in header.agents}
+            state = TeamState(members, critic)
+        else:
+            state = replace(_read(folder, entries, header, ""), critic=critic)
     except (OSError, SafetensorError, msgspec.DecodeError) as error:
         raise CheckpointError(f"{folder} is not a checkpoint of a run: {error}") from error
     parts = {Path(name).stem for name in entries if name.startswith("parts/")}
     return Checkpoint(folder, state, frozenset(parts))
+
+
+def _read(folder: Path, entries: Collection[str], header: _Header, below: str) -> TrainingState:
+    """One policy and what belongs to it, from a subfolder (or "")."""
+    start = f"{below}policy/"
+    files = [name for name in entries if name.startswith(start) and name != f"{below}{POLICY_TENSORS}"]
+    return TrainingState(
+        weight_version=header.weight_version,
+        policy=load_file(folder / f"{below}{POLICY_TENSORS}"),
+        optimizer=load_file(folder / f"{below}{OPTIMIZER_TENSORS}"),
+        rng=load_file(folder / f"{below}{RNG_TENSORS}"),
+        policy_files={name.removeprefix(start): (folder / name).read_bytes() for name in files},
+    )
+
+
+def _by_folder(state: TrainingState | TeamState) -> dict[str, TrainingState]:
+    """Each policy by the subfolder that it is written to; one alone has none."""
+    if isinstance(state, TrainingState):
+        return {"": state}
+    return {_agent_folder(name): each for name, each in state.members.items()}
+
+
+def _agent_folder(name: str) -> str:
+    return f"agents/{name}/"
 
 
 def _remove_what_a_crash_left(root: Path) -> None:
@@ -163,10 +191,13 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _num_bytes(state: TrainingState, packed: Mapping[str, bytes]) -> int:
-    tensors: list[Mapping[str, Tensor]] = [state.policy, state.optimizer, state.rng, state.critic]
+def _num_bytes(state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> int:
+    states = _by_folder(state).values()
+    tensors: list[Mapping[str, Tensor]] = [state.critic]
+    for each in states:
+        tensors += [each.policy, each.optimizer, each.rng]
     num_tensor_bytes = sum(tensor.nbytes for group in tensors for tensor in group.values())
-    files = [*packed.values(), *state.policy_files.values()]
+    files = [*packed.values(), *(data for each in states for data in each.policy_files.values())]
     return num_tensor_bytes + sum(map(len, files)) + MARGIN_BYTES
 
 

@@ -32,14 +32,14 @@ from vla_rl.engines.optimizer import StepReport
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.engines.proximal import Proximal
 from vla_rl.engines.rows import Advantage
-from vla_rl.engines.training import Training, TrainingState, WeightSink
+from vla_rl.engines.training import TeamState, Training, TrainingState, WeightSink
 from vla_rl.engines.update_metrics import (
     MicroBatchSums,
     mean_gap,
     staleness_metrics,
     update_metrics,
 )
-from vla_rl.errors import ConfigError, VlaRlError
+from vla_rl.errors import CheckpointError, ConfigError, VlaRlError
 from vla_rl.types import Trajectory, derive_seed
 
 
@@ -145,13 +145,24 @@ class Learner:
         }
         return UpdateReport(self.weight_version, metrics)
 
+    async def stand_still(self) -> UpdateReport:
+        """A new version of the same weights: of an update in which others learn. The optimizer does not move."""
+        async with self._turn:
+            await self._lane.run(self._training.stand_still, work="update")
+        return UpdateReport(self.weight_version, {})
+
     async def snapshot(self) -> TrainingState:
         """A copy of everything the next update depends on, between two updates."""
         async with self._turn:
             return await self._lane.run(self._training.snapshot, work="checkpoint")
 
-    async def restore(self, state: TrainingState) -> None:
-        """Go on from a snapshot, and publish it to the engines."""
+    async def restore(self, state: TrainingState | TeamState) -> None:
+        """Go on from a snapshot, and publish it to the engines. Raises: CheckpointError where it is a team's."""
+        if isinstance(state, TeamState):
+            raise CheckpointError(
+                f"the checkpoint holds the policies of agents {sorted(state.members)}, expected one policy for everybody; "
+                "resume with the recipe and settings that made it."
+            )
         async with self._turn:
             await self._lane.run(self._training.restore, state, work="checkpoint")
 

@@ -45,6 +45,22 @@ class TrainingState:
     """Of the critic, where there is one."""
 
 
+@dataclass(frozen=True)
+class TeamState:
+    """The states of several policies that learn in one run."""
+
+    members: Mapping[str, TrainingState]
+    """By the name of the agent that each acts for; at least one, and all of one weight version."""
+
+    critic: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of their critics, where there are any."""
+
+    @property
+    def weight_version(self) -> int:
+        """Updates that all have been through."""
+        return min(state.weight_version for state in self.members.values())
+
+
 class Training:
     """A policy model, its optimizer and the version of its weights."""
 

@@ -33,7 +33,12 @@ def conversation(
     problem = draw_problem(
         rng.randrange(2**31), num_operators=num_operators, num_digits=num_digits, operators=operators
     )
-    messages = [Message(role="user", content=f"{problem.text}=?")]
+    return (Message(role="user", content=f"{problem.text}=?"), *solution(problem, rng, mistakes))
+
+
+def solution(problem: Problem, rng: random.Random, mistakes: float) -> list[Message]:
+    """The turns from a question to its answer, right or wrong: calls, what the tool says, and a last text."""
+    messages: list[Message] = []
     values: list[str] = []
     for turn in range(MAX_TURNS):
         num_known = len(values)
@@ -43,20 +48,27 @@ def conversation(
         is_worked_out = num_known >= len(problem.steps) and kind != "again"
         if kind in ("early", "guess") or is_worked_out or turn == MAX_TURNS - 1:
             messages.append(Message(role="assistant", content=_answer(problem, values, kind, rng)))
-            return tuple(messages)
-        operation = _operation(problem, values, kind, rng)
-        value = calculate(operation)
-        said = UNREADABLE if value is None else str(value)
-        call = ToolCall(id=f"call_{turn}", name="calc", arguments='{"e": "' + operation + '"}')
-        messages.append(Message(role="assistant", tool_calls=(call,)))
-        messages.append(Message(role="tool", content=said, tool_call_id=call.id, name="calc"))
+            return messages
+        said = calculation(operation_of(problem, values, kind, rng), turn)
+        messages += said
         if kind != "again":
-            values.append(said)
+            values.append(said[-1].content)
     raise AssertionError("the last turn answers")
 
 
-def _operation(problem: Problem, values: list[str], kind: str, rng: random.Random) -> str:
-    """The operation that comes next, such as 81-7; or one with a mistake in it."""
+def calculation(operation: str, turn: int) -> list[Message]:
+    """A call of the calculator, and what it says."""
+    value = calculate(operation)
+    said = UNREADABLE if value is None else str(value)
+    call = ToolCall(id=f"call_{turn}", name="calc", arguments='{"e": "' + operation + '"}')
+    return [
+        Message(role="assistant", tool_calls=(call,)),
+        Message(role="tool", content=said, tool_call_id=call.id, name="calc"),
+    ]
+
+
+def operation_of(problem: Problem, values: list[str], kind: str, rng: random.Random) -> str:
+    """The operation that comes next, such as 81-7; or one with a mistake in it, where `kind` is "digit" or "again"."""
     number = max(len(values) - 1, 0) if kind == "again" else len(values)
     operation = problem.steps[min(number, len(problem.steps) - 1)][0]
     if number and values and number < len(problem.steps):

@@ -14,7 +14,7 @@ from vla_rl.recipes.training_config import FilterConfig, RunConfig
 class GrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
     """GRPO on tasks of one LIBERO suite."""
 
-    run: RunConfig = RunConfig(name="grpo_libero", updates=16)
+    run: RunConfig = RunConfig(name="grpo_libero", updates=12)
     pipeline: str = "embodied_grpo"
     filter: FilterConfig = FilterConfig(accuracy_bounds=(0.1, 0.9))
 

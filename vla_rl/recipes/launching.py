@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from vla_rl.engines import LanguageModel, PolicyModel
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.plan import EpisodeFootprint, print_plan
 from vla_rl.recipes.report import write_report
+from vla_rl.recipes.team import RunModel, Team, num_parameters_of
 from vla_rl.recipes.training import TrainingRun, train
 from vla_rl.recipes.training_config import LearningConfig, TextTrainingConfig
 from vla_rl.rollout import TaskStart, chat_agent, embodied_agent
@@ -23,24 +23,27 @@ ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 async def launch(
     command: Command[TrainingLaunch, ConfigT],
     starts: Sequence[TaskStart],
-    model: PolicyModel[Any] | LanguageModel[Any],
+    model: RunModel | Team,
     footprint: EpisodeFootprint,
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
+    agent: Agent | None = None,
 ) -> int:
     """Do what the command line says with a recipe's starts and policy; returns the exit status.
 
-    `about` is what the run's `about.json` says of its environments besides the configuration; `judge` as in `train`.
+    `about` is what the run's `about.json` says of its environments besides the configuration; `judge` as in `train`; without
+    an `agent`, `chat_agent` plays text environments and `embodied_agent` all others.
     """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
-        print_plan(config, footprint, sum(parameter.numel() for parameter in model.network.parameters()))
+        print_plan(config, footprint, num_parameters_of(model))
         return 0
     if wanted.draw is not None:
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
-    outcome = await train(config, starts, model, agent=_agent_of(config), resume=resume, about=about, judge=judge)
+    agent = agent or _agent_of(config)
+    outcome = await train(config, starts, model, agent=agent, resume=resume, about=about, judge=judge)
     print(f"the report is {await asyncio.to_thread(write_report, outcome.run)}")
     print(f"everything of this run is in {outcome.run.path}")
     if outcome.was_stopped:

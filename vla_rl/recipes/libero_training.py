@@ -4,9 +4,8 @@ A recipe is this with other defaults: `srpo_libero`, `grpo_libero`, `ppo_libero`
 """
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Final, Literal
-
-import msgspec
 
 from vla_rl.engines import LearnerConfig, OptimizerConfig
 from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
@@ -93,7 +92,8 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     held_out: HeldOutConfig = HeldOutConfig()
 
-    simulators: SimulatorConfig = msgspec.structs.replace(EmbodiedConfig().simulators, rss_limit_mb=4000)
+    simulators: SimulatorConfig = SimulatorConfig(num_envs=2 * (os.cpu_count() or 1), rss_limit_mb=4000)
+    """Two for each core: half of them wait for the policy, which learns meanwhile."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

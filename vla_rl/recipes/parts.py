@@ -8,13 +8,13 @@
                                 └ Critic, Reference
 
 Building the parts opens nothing, so a pipeline over them can be looked at. A critic or a reference policy exists only once a
-pipeline asked for it.
+pipeline asked for it. Where a team learns, engine, learner, critic and reference are teams too, and nodes do not notice.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -26,28 +26,25 @@ from vla_rl.engines import (
     Checkpoint,
     Critic,
     DeviceLane,
-    LanguageModel,
-    Learner,
-    PolicyModel,
     Reference,
+    TeamState,
     TorchEngine,
     TrainingState,
     save_checkpoint,
 )
 from vla_rl.engines.rows import Advantage
+from vla_rl.engines.team import CriticTeam, ReferenceTeam
 from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput
 from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.recipes.nodes.advantages import members_of
 from vla_rl.recipes.nodes.selection import learnt_from
-from vla_rl.recipes.pools import RunPool, pool_of
+from vla_rl.recipes.pools import RunPool, kinds_of, pool_of
 from vla_rl.recipes.stopping import carried_through
-from vla_rl.recipes.training_config import FilterConfig, LearningConfig, RunConfig
+from vla_rl.recipes.team import Member, RunEngines, RunModel, Team, engines_of, learners_of, members_of_run
+from vla_rl.recipes.training_config import FilterConfig, LearningConfig, MixedTrainingConfig, RunConfig
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
-from vla_rl.types import Agent, Env, Group, Policy, Sampling, Trajectory, derive_seed
-
-if TYPE_CHECKING:
-    from vla_rl.engines.vllm import VllmEngine
+from vla_rl.types import Agent, Env, Group, Policy, Sampling, Trajectory, agents_of, derive_seed, parts_of
 
 
 class Stateful(Protocol):
@@ -65,7 +62,7 @@ class Stateful(Protocol):
 class RunSnapshot(msgspec.Struct, frozen=True):
     """Everything that a run goes on from, taken at one instant."""
 
-    learner: TrainingState
+    learner: TrainingState | TeamState
     others: dict[str, Any]
     """The scheduler's state, and that of whatever else is remembered, by name."""
 
@@ -80,25 +77,30 @@ class TrainingParts:
         self,
         config: LearningConfig,
         starts: Sequence[TaskStart],
-        model: PolicyModel[Any] | LanguageModel[Any],
+        model: RunModel | Team,
         *,
         agent: Agent,
         first_update: int = 0,
     ) -> None:
-        self.config, self.model = config, model
-        model.network.to(device_of(config.run))
+        self.config, self._model = config, model
+        device = device_of(config.run)
+        for member in members_of_run(model).values():
+            member.model.network.to(device)
         self.runtime = Runtime(config.run.name)
         self.pool: RunPool = pool_of(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
-        self.engine = engine_of(config, model, self.lane, first_update)
-        self.learner = Learner(model, self.lane, config.learner, publish_to=[self.engine], weight_version=first_update)
+        self.engine = engines_of(config, model, self.lane, first_update)
+        self.learner = learners_of(config, model, self.lane, self.engine, first_update)
         self.progress = RunProgress(
-            config.run.updates, first_update=first_update, policy_busy_share=lambda: self.engine.stats().busy_share
+            config.run.updates, first_update=first_update, policy_busy_share=self._policy_busy_share
         )
         sampling = Sampling(temperature=config.temperature)
         seed = derive_seed(config.run.seed, "episodes")
         num_greedy = 1 if config.needs_greedy_baseline else 0
-        source = GroupSource(starts, config.episodes_per_group, seed, sampling=sampling, num_greedy=num_greedy)
+        kinds = kinds_of(starts) if isinstance(config, MixedTrainingConfig) else None
+        source = GroupSource(
+            starts, config.episodes_per_group, seed, sampling=sampling, num_greedy=num_greedy, kinds=kinds
+        )
         self.scheduler = EpisodeScheduler(
             self.pool,
             self.engine,
@@ -109,29 +111,50 @@ class TrainingParts:
             num_updates=config.run.updates,
         )
         self.saved_version = first_update
-        self._critic: Critic | None = None
-        self._reference: Reference | None = None
+        self._critic: Critic | CriticTeam | None = None
+        self._reference: Reference | ReferenceTeam | None = None
         self._remembered: dict[str, tuple[Stateful, Any]] = {}
         self._run: RunDirectory | None = None
         self._videos: VideoRecorder | None = None
 
     @property
-    def critic(self) -> Critic:
+    def model(self) -> RunModel:
+        """The policy of the run. Raises: ConfigError where several policies learn."""
+        if isinstance(self._model, Team):
+            raise ConfigError(
+                f"pipeline {self.config.pipeline!r} looks at the policy of the run, and there are several, of the agents "
+                f"{sorted(self._model.members)}; use grpo or another pipeline that does not"
+            )
+        return self._model
+
+    @property
+    def critic(self) -> Critic | CriticTeam:
         """The critic of this run; asking for it makes it."""
         if self._critic is None:
             seed = derive_seed(self.config.run.seed, "critic")
-            self._critic = Critic(self.model, self.lane, self.config.critic, seed)
+            critics = {
+                name: Critic(member.model, self.lane, self.config.critic, derive_seed(seed, name) if name else seed)
+                for name, member in members_of_run(self._model).items()
+            }
+            self._critic = CriticTeam(critics) if isinstance(self._model, Team) else critics[""]
         return self._critic
 
     @property
-    def reference(self) -> Reference:
+    def reference(self) -> Reference | ReferenceTeam:
         """The policy as the run (not its last resume) began; asking for it makes the copy."""
         if self._reference is None:
-            self._reference = Reference(self.model, self.lane, *self.config.learner.micro_batch_size)
+            references = {name: self._copy_of(member) for name, member in members_of_run(self._model).items()}
+            self._reference = ReferenceTeam(references) if isinstance(self._model, Team) else references[""]
         return self._reference
 
     def engine_metrics(self) -> dict[str, float]:
-        """What an engine in processes of its own has to say; the one in this process costs nothing that is not shown."""
+        """What engines in processes of their own have to say; one in this process costs nothing that is not shown."""
+        if isinstance(self.engine, RunEngines):
+            metrics: dict[str, float] = {}
+            for name, engine in self.engine.owned.items():
+                told = {} if isinstance(engine, TorchEngine) else engine.metrics()
+                metrics |= {f"{name}/{key}": value for key, value in told.items()}
+            return metrics
         return {} if isinstance(self.engine, TorchEngine) else self.engine.metrics()
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
@@ -189,6 +212,15 @@ class TrainingParts:
         self._run, self._videos = run, VideoRecorder(run.videos, self.config.run.videos_every)
         return self._videos
 
+    def _copy_of(self, member: Member) -> Reference:
+        learner = member.learner or self.config.learner
+        return Reference(member.model, self.lane, *learner.micro_batch_size)
+
+    def _policy_busy_share(self) -> float:
+        """Of the busiest engine."""
+        engines = self.engine.owned.values() if isinstance(self.engine, RunEngines) else [self.engine]
+        return max(engine.stats().busy_share for engine in engines)
+
     async def snapshot(self) -> RunSnapshot:
         """Everything that the run goes on from. Nothing may train meanwhile."""
         critic = await self._critic.snapshot() if self._critic is not None else {}
@@ -204,20 +236,6 @@ class TrainingParts:
         self.scheduler.restore(checkpoint.part("scheduler", SchedulerState))
         for name, (what, state_type) in self._remembered.items():
             what.restore(checkpoint.part(name, state_type))
-
-
-def engine_of(
-    config: LearningConfig, model: PolicyModel[Any] | LanguageModel[Any], lane: DeviceLane, weight_version: int
-) -> "TorchEngine | VllmEngine":
-    """The engine that a run acts with. Raises: ConfigError where it cannot serve this policy, or is not installed."""
-    if config.engine.kind == "vllm":
-        from vla_rl.engines.vllm import VllmEngine
-        from vla_rl.models.serving import serve
-
-        return VllmEngine(serve(model, max_context=config.engine.max_context), lane, config.engine, weight_version)
-    # between two versions there are no weights to act with: updates of several steps need another copy
-    acting = model if config.learner.steps_once_per_update else model.copy()
-    return TorchEngine(acting, lane, config.engine, weight_version)
 
 
 def device_of(config: RunConfig) -> torch.device:
@@ -240,12 +258,15 @@ def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
             return False
         if config.drop_truncated and any(member.stop_reason.is_cut_off for member in members):
             return False
-        earned = {
-            "none": None,
-            "success": [float(member.is_success) for member in members],
-            "return": [member.undiscounted_return for member in members],
-        }[config.drop_equal]
-        return earned is None or not has_equal_rewards(earned)
+        if config.drop_equal == "none":
+            return True
+        if config.drop_equal == "success":
+            return not has_equal_rewards([float(member.is_success) for member in members])
+        # of several agents, one that has something to learn is enough
+        return not all(
+            has_equal_rewards([part.trajectory.undiscounted_return for part in parts_of(members, agent)])
+            for agent in agents_of(members)
+        )
 
     return is_kept
 

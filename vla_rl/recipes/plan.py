@@ -8,7 +8,7 @@ from rich.table import Table
 from vla_rl.engines import EngineConfig
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.recipes.pools import what_plays
-from vla_rl.recipes.training_config import LearningConfig, TrainingConfig
+from vla_rl.recipes.training_config import LearningConfig, MixedTrainingConfig, TrainingConfig
 from vla_rl.simulation import SimulatorConfig
 
 MIB = 2**20
@@ -85,9 +85,10 @@ def _environments(config: LearningConfig, footprint: EpisodeFootprint) -> tuple[
     """How many processes, and what is in them."""
     if not isinstance(config, TrainingConfig):
         return str(config.num_envs), f"{footprint.what_runs}, coroutines of this process"
-    in_each = config.simulators.envs_of_processes(config.num_envs)
+    in_each = config.simulators.envs_of_processes(config.simulators.num_envs)
     how_many = "one environment" if max(in_each) == 1 else f"up to {max(in_each)} environments"
-    return str(len(in_each)), f"{footprint.what_runs}, {how_many} in each"
+    beside = f"; {config.text.num_envs} conversations beside them" if isinstance(config, MixedTrainingConfig) else ""
+    return str(len(in_each)), f"{footprint.what_runs}, {how_many} in each{beside}"
 
 
 def _simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> list[MemoryItem]:

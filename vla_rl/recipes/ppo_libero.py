@@ -16,7 +16,7 @@ from vla_rl.rollout import SchedulerConfig
 class PpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
     """PPO on tasks of one LIBERO suite."""
 
-    run: RunConfig = RunConfig(name="ppo_libero", updates=16)
+    run: RunConfig = RunConfig(name="ppo_libero", updates=12)
     pipeline: str = "embodied_ppo"
     advantage: AdvantageConfig = AdvantageConfig(name="gae")
     group_size: int = 1

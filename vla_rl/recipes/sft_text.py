@@ -2,13 +2,14 @@
 
 Supervised learning of conversations about sums, with mistakes in them (`arithmetic_mix`), from random weights: the tokenizer
 is taught on the same conversations. What comes out is the base that `grpo_text` improves, in Hugging Face's layout.
-Takes minutes of one core.
+Takes minutes of one core. `--task arithmetic_pair` teaches the conversations of both agents of `grpo_pair` (`pair_mix`).
 """
 
 import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich.progress import track
 
@@ -18,6 +19,7 @@ from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.recipes.arithmetic_mix import TOOLS, conversation
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
+from vla_rl.recipes.pair_mix import pair_conversation
 from vla_rl.types import Config, Message, derive_seed
 
 NUM_TOKENIZER_TEXTS = 500
@@ -36,6 +38,9 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
         hidden_size=64, num_layers=2, intermediate_size=256, vocab_size=512, context_size=256
     )
 
+    task: Literal["arithmetic", "arithmetic_pair"] = "arithmetic"
+    """arithmetic: one agent solves sums, for `grpo_text`; arithmetic_pair: a solver and a checker, for `grpo_pair`."""
+
     num_operators: int = 2
     """Operations in a sum; as many as the environment's, or fewer."""
 
@@ -48,7 +53,7 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     mistakes: float = 0.35
     """Probability that a turn goes wrong."""
 
-    updates: int = 2000
+    updates: int = 4000
     """Optimizer steps."""
 
     batch: int = 8
@@ -58,7 +63,7 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     """Updates between two lines about the loss."""
 
     imitation: ImitationConfig = ImitationConfig(
-        optimizer=OptimizerConfig(lr=4e-3, warmup_steps=50, decay_steps=2000, betas=(0.9, 0.98), weight_decay=0.01),
+        optimizer=OptimizerConfig(lr=4e-3, warmup_steps=50, decay_steps=4000, betas=(0.9, 0.98), weight_decay=0.01),
         micro_batch=32,
     )
 
@@ -73,7 +78,8 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
 
 def conversation_of(config: SftTextConfig, number: int) -> tuple[Message, ...]:
     """The conversation of this number."""
-    return conversation(
+    made = pair_conversation if config.task == "arithmetic_pair" else conversation
+    return made(
         derive_seed(config.seed, "conversation", number),
         num_operators=config.num_operators,
         num_digits=config.num_digits,

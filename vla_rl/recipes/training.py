@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from vla_rl.actors import Watchdog
-from vla_rl.engines import Checkpoint, LanguageModel, PolicyModel, latest_checkpoint, load_checkpoint
+from vla_rl.engines import Checkpoint, latest_checkpoint, load_checkpoint
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, Update
 from vla_rl.observe import LiveView, MetricLog, RunDirectory, Snapshot, print_summary
@@ -24,11 +24,11 @@ from vla_rl.recipes.chaos import chaos
 from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.parts import TrainingParts
 from vla_rl.recipes.pipelines import make_pipeline
-from vla_rl.recipes.pools import what_plays
+from vla_rl.recipes.pools import simulator_pids, what_plays
 from vla_rl.recipes.stopping import StopSignal
+from vla_rl.recipes.team import RunModel, Team
 from vla_rl.recipes.training_config import LearningConfig
 from vla_rl.rollout import TaskStart, embodied_agent
-from vla_rl.simulation import SimulatorPool
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
@@ -48,7 +48,7 @@ class Outcome:
 async def train(
     config: LearningConfig,
     starts: Sequence[TaskStart],
-    model: PolicyModel[Any] | LanguageModel[Any],
+    model: RunModel | Team,
     *,
     agent: Agent = embodied_agent,
     customise: Customise = lambda pipeline: pipeline,
@@ -61,7 +61,7 @@ async def train(
     Args:
         config: the pipeline and its settings, sizes, seeds and what the run leaves behind.
         starts: what to play: environments, tasks and initial states.
-        model: the policy.
+        model: the policy, or a `Team` of them.
         agent: plays one episode.
         customise: changes the pipeline before it is built.
         resume: the directory of an earlier run, to go on from its newest checkpoint.
@@ -94,7 +94,7 @@ class TrainingRun:
         self,
         config: LearningConfig,
         starts: Sequence[TaskStart],
-        model: PolicyModel[Any] | LanguageModel[Any],
+        model: RunModel | Team,
         *,
         agent: Agent = embodied_agent,
         customise: Customise = lambda pipeline: pipeline,
@@ -108,8 +108,7 @@ class TrainingRun:
     @property
     def simulator_pids(self) -> list[int]:
         """Simulator processes that are up now."""
-        pool = self._parts.pool
-        return pool.pids if isinstance(pool, SimulatorPool) else []
+        return simulator_pids(self._parts.pool)
 
     async def execute(self, run: RunDirectory, checkpoint: Checkpoint | None = None) -> Outcome:
         """Make the updates, leave everything in `run`; from `checkpoint` where there is one. Once only."""

@@ -172,6 +172,18 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
         return self.text.num_envs
 
 
+class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning of policies in simulators and of others in text environments, in one run."""
+
+    text: TextPoolConfig = TextPoolConfig()
+    chat: ChatLimits = ChatLimits()
+
+    @property
+    def num_envs(self) -> int:
+        """Simulators, and conversations at a time."""
+        return self.simulators.num_envs + self.text.num_envs
+
+
 class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):
     """The same for robots: what pipelines that look at videos are told besides."""
 

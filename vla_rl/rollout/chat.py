@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from vla_rl.errors import ConfigError, ContextOverflow, EnvError
@@ -74,7 +75,8 @@ async def chat_agent(
         policy: one for everybody, or one for each agent by its name.
         limits: where a conversation is cut off.
 
-    Returns: one step a turn, in order, whoever spoke. `info` is that of the environment's last answer, with `num_turns`,
+    Returns: one step a turn, in order, whoever spoke; what an agent earns later, through the others, is added to its newest
+        turn. `info` is that of the environment's last answer, with `num_turns`,
         `num_tokens` and `last_reply`, the text of the last turn.
     Raises: ContextOverflow where the very first prompt leaves no room; EnvError where the environment does not begin in
         time, or asks for an agent that has no policy; TimeoutError where the very first reply does not come in time.
@@ -91,6 +93,8 @@ class _Conversation:
         self._messages: dict[str, list[Message]] = {}
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
         self._steps: list[Step] = []
+        self._newest: dict[str, int] = {}
+        self._owed: dict[str, float] = {}
         self._num_tokens = 0
         self._info: dict[str, Any] = {}
         self._last_reply = ""
@@ -107,6 +111,7 @@ class _Conversation:
             self._record(agent, reply, 0.0 if outcome is None else outcome.reward)
             if outcome is None:
                 return self._ended(StopReason.DEADLINE)
+            self._credit(outcome.credits)
             self._info = outcome.info
             if outcome.terminated or outcome.truncated:
                 return self._ended(stop_reason(outcome.terminated, outcome.info))
@@ -172,8 +177,18 @@ class _Conversation:
             weight_versions=reply.weight_versions,
         )
         observation = {"prompt_tokens": reply.prompt_tokens}
-        step = Step(observation=observation, chunk=chunk, rewards=np.array([reward], np.float32), agent=agent)
-        self._steps.append(step)
+        earned = np.array([reward + self._owed.pop(agent, 0.0)], np.float32)
+        self._newest[agent] = len(self._steps)
+        self._steps.append(Step(observation=observation, chunk=chunk, rewards=earned, agent=agent))
+
+    def _credit(self, credits: Mapping[str, float]) -> None:
+        """What agents earn for what they did before belongs to their newest turn; before their first one, to that."""
+        for agent, earned in credits.items():
+            if agent not in self._newest:
+                self._owed[agent] = self._owed.get(agent, 0.0) + earned
+                continue
+            step = self._steps[self._newest[agent]]
+            self._steps[self._newest[agent]] = msgspec.structs.replace(step, rewards=step.rewards + np.float32(earned))
 
     def _ended(self, reason: StopReason) -> Trajectory:
         last = self._steps[-1]

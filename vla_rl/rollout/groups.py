@@ -73,6 +73,8 @@ class GroupSource:
         seed: of the shuffles and of the policy's decisions.
         sampling: how the policy acts in these episodes.
         num_greedy: the last so many members of each group take the most likely action instead, as a baseline.
+        kinds: a name for each start; starts of different kinds take turns, as evenly as their numbers allow, so that all
+            kinds are played at any time. None: whatever the shuffle gives.
     """
 
     def __init__(
@@ -83,13 +85,17 @@ class GroupSource:
         *,
         sampling: Sampling | None = None,
         num_greedy: int = 0,
+        kinds: Sequence[str] | None = None,
     ) -> None:
         if not starts or group_size < 1 or not 0 <= num_greedy <= group_size:
             raise ConfigError(
                 f"{len(starts)} starts in groups of {group_size}, {num_greedy} of them greedy: expected at least one start, "
                 "groups of >= 1, and no more greedy members than a group has"
             )
+        if kinds is not None and len(kinds) != len(starts):
+            raise ConfigError(f"{len(kinds)} kinds for {len(starts)} starts, expected one for each")
         self._starts, self._group_size, self._seed = tuple(starts), group_size, seed
+        self._kinds = kinds
         self._sampling = sampling if sampling is not None else Sampling()
         self._num_sampled = group_size - num_greedy
         self._returned: deque[ReturnedStart] = deque()
@@ -150,7 +156,7 @@ class GroupSource:
     def _shuffled(self, epoch: int) -> list[int]:
         order = list(range(len(self._starts)))
         random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(order)
-        return order
+        return order if self._kinds is None else _taking_turns(order, self._kinds)
 
     def _episode(self, start_index: int, group_id: int, member: int) -> EpisodeSpec:
         start = self._starts[start_index]
@@ -167,3 +173,16 @@ class GroupSource:
                 self._sampling, greedy=self._sampling.greedy or member >= self._num_sampled
             ),
         )
+
+
+def _taking_turns(order: Sequence[int], kinds: Sequence[str]) -> list[int]:
+    """The same starts, each kind spread evenly over the epoch and in the order it had."""
+    of_kind: dict[str, list[int]] = {}
+    for start in order:
+        of_kind.setdefault(kinds[start], []).append(start)
+    placed = [
+        ((place + 0.5) / len(starts), number, start)
+        for number, (_, starts) in enumerate(sorted(of_kind.items()))
+        for place, start in enumerate(starts)
+    ]
+    return [start for _, _, start in sorted(placed)]

@@ -54,9 +54,9 @@ class LanguageEngine(Protocol):
 
 
 class EngineTeam:
-    """Engines by the name of the agent that each speaks for: several policies in one episode."""
+    """Engines by the name of the agent that each acts for: several policies in one episode, or in one run."""
 
-    def __init__(self, engines: Mapping[str, LanguageEngine]) -> None:
+    def __init__(self, engines: Mapping[str, PolicyEngine | LanguageEngine]) -> None:
         if not engines:
             raise ValueError("a team has no engine, expected one for each agent of the environment")
         self.engines = dict(engines)

@@ -3,6 +3,7 @@
 Imports in an instant: no torch, no simulator, no model.
 """
 
+from vla_rl.types.agent_parts import AgentPart, agents_of, parts_of
 from vla_rl.types.config import Config
 from vla_rl.types.episode import EnvSpec, EpisodeSpec, Sampling
 from vla_rl.types.language import (
@@ -26,6 +27,7 @@ __all__ = [
     "DEFAULT_AGENT",
     "ActionChunk",
     "Agent",
+    "AgentPart",
     "ChunkOutcome",
     "Completion",
     "Config",
@@ -49,5 +51,7 @@ __all__ = [
     "ToolCall",
     "ToolSpec",
     "Trajectory",
+    "agents_of",
     "derive_seed",
+    "parts_of",
 ]

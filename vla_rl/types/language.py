@@ -126,6 +126,9 @@ class TextOutcome(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     """Of the agent that replied, for this reply."""
 
+    credits: dict[str, float] = {}
+    """What agents earn beside that, by name: for what they did before."""
+
     terminated: bool
     """The task's own ending."""
 

@@ -113,8 +113,16 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def undiscounted_return(self) -> float:
-        """Sum of the environment's rewards."""
+        """Sum of the environment's rewards, to all agents."""
         return float(sum(float(step.rewards.sum()) for step in self.steps))
+
+    @property
+    def returns_by_agent(self) -> dict[str, float]:
+        """The same for each agent that decided something, by name, in order of their first decisions."""
+        earned: dict[str, float] = {}
+        for step in self.steps:
+            earned[step.agent] = earned.get(step.agent, 0.0) + float(step.rewards.sum())
+        return earned
 
     @property
     def oldest_version(self) -> int:

@@ -132,6 +132,7 @@ async def test_a_team_earns_the_same_and_only_for_success() -> None:
     outcomes = await play_pair("1", "n", RIGHT, "y")
     assert [outcome.reward for outcome in outcomes] == [0.0, 0.0, 0.0, 1.0]
     assert outcomes[-1].info["rewards"] == {"solver": 1.0, "checker": 1.0}
+    assert (outcomes[-1].reward, outcomes[-1].credits) == (1.0, {"solver": 1.0})
     assert outcomes[-1].info["is_success"]
     wrong = await play_pair("1", "y")
     assert wrong[-1].info["rewards"] == {"solver": 0.0, "checker": 0.0}

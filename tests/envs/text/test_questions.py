@@ -98,3 +98,12 @@ async def test_an_answer_is_searched_for_in_several_turns(data: str, tmp_path: P
             "nothing was found",
         ]
         assert (await env.step(say("<answer>The Mur.</answer>"))).reward == 1.0
+
+
+async def test_a_row_that_the_scorer_cannot_compare_with_is_named(tmp_path: Path) -> None:
+    data = write(tmp_path / "tests.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "2?", "answer": "print"}])
+    spec = spec_of("text/question", options={"row": 1}, data=data, scorer="code")
+    async with TextEnvPool() as pool, pool.lease(spec) as env:
+        await env.reset()
+        with pytest.raises(DataError, match=r"'answer' of row 1 of .*tests\.jsonl: .* is no list of tests"):
+            await env.step(say("print(2)"))

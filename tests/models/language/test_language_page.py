@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "language.md"
 
 def test_the_page_makes_a_policy_and_talks_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
-    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    snippet, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     exec(compile(snippet, str(PAGE), "exec"), names)
     printed = capsys.readouterr().out
     num_prompt = len(names["policy"].render([names["Message"](role="user", content="What is 3+4?")], [names["calc"]]))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vla_rl.algorithms.advantages.reward_batch import Floats, RewardBatch
-from vla_rl.types import Step, Trajectory
+from vla_rl.types import Step, Trajectory, agents_of
 
 StepLevel: TypeAlias = Literal["chunk", "action", "token"]
 """What gets an advantage of its own: a decision, a control step that ran, or a token of one."""
@@ -58,7 +58,18 @@ def reward_batch_of(
         durations=_padded(durations).astype(np.int64),
         num_tokens=np.array([_executed_tokens(trajectory) for trajectory in trajectories], dtype=np.float64),
         greedy_rewards=None if greedy_rewards is None else np.asarray(greedy_rewards),
+        agents=_agents(trajectories, level),
     )
+
+
+def _agents(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.int64]:
+    """int64 [N, S]: who decided each step, as a place in the sorted names of all that did."""
+    number_of = {name: number for number, name in enumerate(sorted(agents_of(trajectories)))}
+    rows = [
+        [number_of[step.agent] for step in trajectory.steps for _ in _by_level(step, level)[1]]
+        for trajectory in trajectories
+    ]
+    return _padded([np.array(row, np.float64) for row in rows]).astype(np.int64)
 
 
 def _by_level(step: Step, level: StepLevel) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -10,7 +10,7 @@ that takes too long raises `ActorFrozen`, and the episode is played again.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vla_rl.envs.text.task import Ask, Done, TextTask
 from vla_rl.envs.text.tools import Toolbox
@@ -68,12 +68,12 @@ class TextEpisode:
         done = await self._stage("reply", self._task.reply(message.content), self._task.limits.reply_timeout_s)
         if isinstance(done, Done):
             self._credit(done.reward, done.rewards)
-            return self._outcome((), done.reward, done.info, is_success=done.is_success)
+            return self._outcome((), done, is_success=done.is_success)
         if not isinstance(done, Ask):
             raise EnvError(f"{self._name}.reply returned {type(done).__name__}, expected Ask or Done.")
         self._credit(done.reward, done.rewards)
         messages, tools = self._begin_turn(done)
-        return self._outcome(messages, done.reward, done.info, tools=tools)
+        return self._outcome(messages, done, tools=tools)
 
     def end(self) -> None:
         """End the lease: nothing more can be asked of it."""
@@ -94,7 +94,7 @@ class TextEpisode:
             if answer.fault is not None:
                 self._faults[answer.fault] += 1
         self._num_characters += _characters_of(answers)
-        return self._outcome(tuple(answers), 0.0, {})
+        return self._outcome(tuple(answers))
 
     def _begin_turn(self, ask: Ask) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
         if ask.agent not in self._task.agents:
@@ -121,8 +121,7 @@ class TextEpisode:
     def _outcome(
         self,
         messages: tuple[Message, ...],
-        reward: float,
-        info: dict[str, Any],
+        said: Ask | Done | None = None,
         *,
         tools: tuple[ToolSpec, ...] = (),
         is_success: bool | None = None,
@@ -133,14 +132,15 @@ class TextEpisode:
             "num_tool_calls": self._num_tool_calls,
             "tool_faults": dict(self._faults),
             "rewards": dict(self._rewards),
-            **info,
+            **(said.info if said is not None else {}),
         }
         if is_success is not None or limit is not None:
             told |= {"is_success": bool(is_success), "stop": limit if limit is not None else "finished"}
             self._state = "over"
         return TextOutcome(
             messages=messages,
-            reward=float(reward),
+            reward=float(said.reward) if said is not None else 0.0,
+            credits=dict(said.rewards) if said is not None else {},
             terminated=is_success is not None,
             truncated=limit is not None,
             info=told,

@@ -123,4 +123,3 @@ def _rate(results: Sequence[EpisodeResult]) -> str:
         f"{found['successes']}/{found['episodes']} = {100 * found['success_rate']:.0f} % "
         f"({100 * low:.0f} to {100 * high:.0f})"
     )
-

@@ -76,7 +76,10 @@ class Validation:
 
         await play_each(pool, engine, self._agent, self._episodes, done)
         played = [[of_problem[member] for member in sorted(of_problem)] for _, of_problem in sorted(tries.items())]
-        rewards = np.array([[each.undiscounted_return for each in of_problem] for of_problem in played])
+        # of several agents, the mean of what they earned
+        rewards = np.array(
+            [[float(np.mean(list(each.returns_by_agent.values()))) for each in of_problem] for of_problem in played]
+        )
         answers = [[str(each.info.get("last_reply", "")) for each in of_problem] for of_problem in played]
         return {
             **validation_metrics(rewards, answers),

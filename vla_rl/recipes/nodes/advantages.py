@@ -1,15 +1,19 @@
-"""The advantage node: rewards, and values where there is a critic, become what the learner is told of each decision."""
+"""The advantage node: rewards, and values where there is a critic, become what the learner is told of each decision.
+
+Without a critic, each agent is compared with itself: what it earned in an episode, with what it earned in the others of the
+group. With one, the decisions of all agents stand in one row, in the order in which they were made.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, Advantages, RewardBatch, advantage_estimator
+from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, RewardBatch, advantage_estimator
 from vla_rl.algorithms.advantages.from_trajectories import reward_batch_of
 from vla_rl.engines.critic import Judged
 from vla_rl.graph import NodeOutput
-from vla_rl.recipes.nodes.rewards import Reward, by_decision, by_group, outcome
-from vla_rl.types import Group, Trajectory
+from vla_rl.recipes.nodes.rewards import Reward, by_decision, by_group, outcome, outcomes_by_agent
+from vla_rl.types import AgentPart, Group, Trajectory, agents_of, parts_of
 
 
 def members_of(groups: Sequence[Group]) -> list[Trajectory]:
@@ -24,12 +28,20 @@ class GroupAdvantage:
         self._estimate: AdvantageEstimator = advantage_estimator(config)
 
     async def __call__(self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> NodeOutput:
-        """Advantages of all trajectories, group by group."""
-        by_groups = by_group(groups, rewards)
-        made = self._estimate(reward_batch(groups, by_groups))
-        informative = [np.ptp([outcome(reward) for reward in of_group]) > 0.0 for of_group in by_groups]
-        metrics = {"advantage/groups_that_teach": float(np.mean(informative)), **_spread(made)}
-        return NodeOutput(made.per_trajectory(), metrics=metrics)
+        """Advantages of all trajectories, group by group; an agent's are those of its own decisions and returns."""
+        trajectories = members_of(groups)
+        flat = [reward for of_group in by_group(groups, rewards) for reward in of_group]
+        advantages = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
+        informative: list[bool] = []
+        for agent in agents_of(trajectories):
+            parts = parts_of(trajectories, agent)
+            batch = _batch_of_agent(agent, parts, trajectories, flat)
+            made = self._estimate(batch).per_trajectory()
+            for part, advantage in zip(parts, made, strict=True):
+                advantages[part.row][list(part.decisions)] = advantage
+            informative += [bool(np.ptp(batch.rewards[rows]) > 0.0) for rows in batch.groups("the advantage node")]
+        metrics = {"advantage/groups_that_teach": float(np.mean(informative)), **_spread(np.concatenate(advantages))}
+        return NodeOutput(advantages, metrics=metrics)
 
 
 class CriticAdvantage:
@@ -47,41 +59,54 @@ class CriticAdvantage:
         """Advantages and returns of all trajectories, group by group."""
         flat = [each for of_group in judged for each in of_group]
         made = self._estimate(reward_batch(groups, by_group(groups, rewards), flat))
+        acted = made.advantage if made.mask is None else made.advantage[made.mask]
         return NodeOutput(
             values={"advantages": made.per_trajectory(), "returns": made.returns_per_trajectory()},
-            metrics=_spread(made),
+            metrics=_spread(acted),
         )
 
 
-def reward_batch(
-    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: Sequence[Judged] | None = None
-) -> RewardBatch:
-    """What every estimator is given: one row a trajectory, one column a decision.
+def reward_batch(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: Sequence[Judged]) -> RewardBatch:
+    """What an estimator with a critic is given: one row a trajectory, one column a decision, whoever made it.
 
-    A time limit cuts an episode off (`judged` says what was still to come); success and failure end it. Where a member of a
-    group played greedily, its outcome is what ReMax compares the others with.
+    A time limit cuts an episode off (`judged` says what was still to come); success and failure end it.
     """
     trajectories = members_of(groups)
-    flat = [reward for of_group in rewards for reward in of_group]
-    outcomes = np.array([outcome(reward) for reward in flat])
+    pairs = list(zip(trajectories, [reward for of_group in rewards for reward in of_group], strict=True))
     return reward_batch_of(
         trajectories,
-        outcomes,
-        step_rewards=[by_decision(*pair) for pair in zip(trajectories, flat, strict=True)],
-        values=None if judged is None else [each.values for each in judged],
-        final_values=None if judged is None else np.array([each.bootstrap for each in judged]),
-        greedy_rewards=_greedy_outcomes(trajectories, outcomes),
+        np.array([outcome(*pair) for pair in pairs]),
+        step_rewards=[by_decision(*pair) for pair in pairs],
+        values=[each.values for each in judged],
+        final_values=np.array([each.bootstrap for each in judged]),
     )
 
 
-def _greedy_outcomes(trajectories: Sequence[Trajectory], outcomes: np.ndarray) -> np.ndarray | None:
-    """float [N], of the greedy member of each one's group; None unless every group has one."""
-    pairs = zip(trajectories, outcomes.tolist(), strict=True)
-    greedy = {each.episode.group_id: earned for each, earned in pairs if each.episode.sampling.greedy}
-    groups = [each.episode.group_id for each in trajectories]
-    return np.array([greedy[group] for group in groups]) if greedy.keys() >= set(groups) else None
+def _batch_of_agent(
+    agent: str, parts: Sequence[AgentPart], trajectories: Sequence[Trajectory], rewards: Sequence[Reward]
+) -> RewardBatch:
+    """What an estimator without a critic is given about one agent: one row for each episode in which it decided.
+
+    Where a member of a group played greedily, what the agent earned in it is what ReMax compares the others with.
+    """
+    own: list[Reward] = [
+        rewards[part.row] if np.ndim(rewards[part.row]) == 0 else np.asarray(rewards[part.row])[list(part.decisions)]
+        for part in parts
+    ]
+    greedy = {
+        trajectory.episode.group_id: outcomes_by_agent(trajectory, reward).get(agent, 0.0)
+        for trajectory, reward in zip(trajectories, rewards, strict=True)
+        if trajectory.episode.sampling.greedy
+    }
+    alone = [part.trajectory for part in parts]
+    groups = [each.episode.group_id for each in alone]
+    return reward_batch_of(
+        alone,
+        np.array([float(np.sum(reward)) for reward in own]),
+        step_rewards=[by_decision(*pair) for pair in zip(alone, own, strict=True)],
+        greedy_rewards=np.array([greedy[group] for group in groups]) if greedy.keys() >= set(groups) else None,
+    )
 
 
-def _spread(made: Advantages) -> dict[str, float]:
-    values = made.advantage if made.mask is None else made.advantage[made.mask]
-    return {"advantage/std": float(values.std()), "advantage/max": float(np.abs(values).max())}
+def _spread(advantage: np.ndarray) -> dict[str, float]:
+    return {"advantage/std": float(advantage.std()), "advantage/max": float(np.abs(advantage).max())}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.engines import Critic, Judged, Reference
+from vla_rl.engines import Critic, CriticTeam, Judged, Reference, ReferenceTeam
 from vla_rl.graph import NodeOutput
 from vla_rl.recipes.nodes.advantages import members_of
 from vla_rl.types import Group
@@ -13,7 +13,7 @@ from vla_rl.types import Group
 class JudgeValues:
     """The node function: values of one group's episodes, one `Judged` for each."""
 
-    def __init__(self, critic: Critic) -> None:
+    def __init__(self, critic: Critic | CriticTeam) -> None:
         self._critic = critic
 
     async def __call__(self, group: Group) -> list[Judged]:
@@ -24,7 +24,7 @@ class JudgeValues:
 class LearnValues:
     """The node function: the critic learns from the returns of an update."""
 
-    def __init__(self, critic: Critic) -> None:
+    def __init__(self, critic: Critic | CriticTeam) -> None:
         self._critic = critic
 
     async def __call__(
@@ -38,7 +38,7 @@ class LearnValues:
 class ReferenceLogProbs:
     """The node function: how likely the frozen reference policy would have made one group's choices."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference: Reference | ReferenceTeam) -> None:
         self._reference = reference
 
     async def __call__(self, group: Group) -> list[list[np.ndarray]]:

@@ -4,6 +4,7 @@
     manager   async (group, reward) -> one reward for each member, in order
 
 Both are chosen by name, or by `"module:function"` for one's own. Rewards are made group by group, while others still play.
+Where several agents share an episode, a reward by decisions belongs to whoever decided, and one number to each of them.
 """
 
 import asyncio
@@ -17,12 +18,12 @@ import numpy as np
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
 from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput
-from vla_rl.types import Config, Group, Trajectory
+from vla_rl.types import DEFAULT_AGENT, Config, Group, Trajectory, agents_of, parts_of
 
 T = TypeVar("T")
 
 Reward: TypeAlias = float | np.ndarray
-"""Of one episode: one number, earned by its last decision, or float [decisions]."""
+"""Of one episode: one number, earned by the last decision (of each agent), or float [decisions]."""
 
 RewardFunction: TypeAlias = Callable[[Trajectory], Reward | Awaitable[Reward]]
 RewardManager: TypeAlias = Callable[[Group, RewardFunction], Awaitable[Sequence[Reward]]]
@@ -97,13 +98,13 @@ class GroupReward:
             raise ValueError(f"the reward manager gave {len(rewards)} rewards for {len(group.trajectories)} episodes.")
         for trajectory, reward in zip(group.trajectories, rewards, strict=True):
             check_reward(trajectory, reward)
-        outcomes = [outcome(reward) for reward in rewards]
+        outcomes = [outcome(*pair) for pair in zip(group.trajectories, rewards, strict=True)]
         metrics = {
             "reward/mean": float(np.mean(outcomes)),
             "reward/std_in_group": float(np.std(outcomes)),
             "reward/success_rate": group.success_rate,
         }
-        return NodeOutput(rewards, metrics=metrics)
+        return NodeOutput(rewards, metrics=metrics | _metrics_by_agent(group, rewards))
 
 
 def named(table: Mapping[str, T], name: str, kind: str) -> T:
@@ -114,9 +115,18 @@ def named(table: Mapping[str, T], name: str, kind: str) -> T:
     return found
 
 
-def outcome(reward: Reward) -> float:
-    """What an episode earned in all."""
-    return float(np.sum(reward))
+def outcome(trajectory: Trajectory, reward: Reward) -> float:
+    """What an episode earned in all; of several agents, the mean."""
+    return float(np.mean(list(outcomes_by_agent(trajectory, reward).values())))
+
+
+def outcomes_by_agent(trajectory: Trajectory, reward: Reward) -> dict[str, float]:
+    """What each agent earned in all, by name: one number is everybody's, one for each decision that of who decided."""
+    agents = agents_of([trajectory])
+    if np.ndim(reward) == 0:
+        return dict.fromkeys(agents, float(reward))
+    deciders = np.array([step.agent for step in trajectory.steps])
+    return {agent: float(np.sum(np.asarray(reward)[deciders == agent])) for agent in agents}
 
 
 def check_reward(trajectory: Trajectory, reward: Reward) -> None:
@@ -130,12 +140,13 @@ def check_reward(trajectory: Trajectory, reward: Reward) -> None:
 
 
 def by_decision(trajectory: Trajectory, reward: Reward) -> np.ndarray:
-    """float64 [decisions]: one number belongs to the last decision."""
+    """float64 [decisions]: one number belongs to the last decision of each agent."""
     values = np.asarray(reward, np.float64)
     if values.ndim == 1:
         return values
+    last = {step.agent: number for number, step in enumerate(trajectory.steps)}
     spread = np.zeros(len(trajectory.steps))
-    spread[-1] = values
+    spread[list(last.values())] = values
     return spread
 
 
@@ -147,3 +158,16 @@ def by_group(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.n
     if rewards.shape != (sum(sizes),):
         raise ValueError(f"rewards are {list(rewards.shape)}, expected [{sum(sizes)}], one for each episode.")
     return [list(of_group) for of_group in np.split(rewards, np.cumsum(sizes)[:-1])]
+
+
+def _metrics_by_agent(group: Group, rewards: Sequence[Reward]) -> dict[str, float]:
+    """Of agents that have names: `reward/solver/mean`, and how often an episode that it took part in was a success."""
+    metrics = {}
+    for agent in agents_of(group.trajectories):
+        if agent == DEFAULT_AGENT:
+            continue
+        parts = parts_of(group.trajectories, agent)
+        earned = [outcomes_by_agent(group.trajectories[part.row], rewards[part.row])[agent] for part in parts]
+        metrics[f"reward/{agent}/mean"] = float(np.mean(earned))
+        metrics[f"reward/{agent}/success_rate"] = float(np.mean([part.trajectory.is_success for part in parts]))
+    return metrics

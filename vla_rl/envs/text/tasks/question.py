@@ -46,13 +46,16 @@ class QuestionTask(TextTask):
         number = options.get("row", seed % len(rows))
         if not isinstance(number, int) or not 0 <= number < len(rows):
             raise DataError(f"row {number!r} of {self._data}, expected a number from 0 to {len(rows) - 1}")
-        self._row = rows[number]
-        asked = messages_of(self._row[self._fields[0]], f"{self._fields[0]!r} of row {number} of {self._data}")
-        return Ask((Message(role="system", content=self._system), *asked) if self._system else asked)
+        self._number, self._row = number, rows[number]
+        label = f"{self._fields[0]!r} of row {number} of {self._data}"
+        return Ask(conversation_about(self._row[self._fields[0]], self._system, label))
 
     async def reply(self, text: str) -> Done:
-        """The answer, scored."""
-        score = await self._scorer(self.sandbox, text, self._row)
+        """The answer, scored. Raises: DataError for a row whose answer the scorer cannot compare with."""
+        try:
+            score = await self._scorer(self.sandbox, text, self._row)
+        except DataError as error:
+            raise DataError(f"{self._fields[1]!r} of row {self._number} of {self._data}: {error}") from error
         info = {"score": score.value, "scorer_fault": score.fault, "scorer_words": score.words}
         return Done(score.value, score.value >= self._success_at, info=info)
 
@@ -101,6 +104,15 @@ class SearchTask(QuestionTask):
         assert self._index is not None
         found = await asyncio.to_thread(self._index.search, query, self._max_results)
         return "\n\n".join(document.as_text() for document in found) or "nothing was found"
+
+
+def conversation_about(asked: Any, system: str, label: str) -> tuple[Message, ...]:
+    """How a conversation about a prompt begins: what the system says, if it says anything, and the prompt.
+
+    Raises: DataError, with the label, where the prompt is neither text nor messages.
+    """
+    messages = messages_of(asked, label)
+    return (Message(role="system", content=system), *messages) if system else messages
 
 
 def messages_of(asked: Any, label: str) -> tuple[Message, ...]:

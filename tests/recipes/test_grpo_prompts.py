@@ -1,0 +1,103 @@
+"""Training on one's own questions: the command as it is typed, and every bad row by its number and field."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from vla_rl.errors import ConfigError, DataError
+from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
+from vla_rl.observe import read_metrics
+from vla_rl.recipes.command_line import TrainingLaunch, parse_command
+from vla_rl.recipes.grpo_prompts import GrpoPromptsConfig, check_prompts, main, split_rows, starts_of
+
+SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=128)
+ROWS: list[dict[str, Any]] = [
+    {"question": f"{number}+1?", "gold": str(number + 1), "answer": "x"} for number in range(8)
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def arguments(root: Path, prompts: str, *more: str) -> list[str]:
+    small = "--run.updates 2 --run.device cpu --group-size 4 --scheduler.groups-per-update 2 --text.num-envs 8"
+    names = f"--run.root {root} --policy {root / 'policy'} --prompts {prompts}"
+    return [*f"{small} {names} --engine.max-reply 6 --num-validation 2 --num-tries 2".split(), *more]
+
+
+def runs_in(root: Path) -> list[Path]:
+    return list(root.glob("grpo_prompts-*"))
+
+
+def config_of(prompts: str, **fields: Any) -> GrpoPromptsConfig:
+    return GrpoPromptsConfig(prompts=prompts, num_validation=0, **fields)
+
+
+async def test_one_command_trains_on_a_file_of_questions(tmp_path: Path) -> None:
+    tiny(SHAPE, ["What is 1+1?"], seed=0).save(tmp_path / "policy")
+    prompts = write(tmp_path / "sums.jsonl", ROWS)
+    more = ("--prompt-field", "question", "--scorer", "checksum_tasks:score", "--learner.optimizer.lr", "1e-2")
+    command = parse_command(TrainingLaunch, GrpoPromptsConfig, "", arguments(tmp_path, prompts, *more))
+    assert await main(command) == 0
+    (run,) = runs_in(tmp_path)
+    lines = list(read_metrics(run / "metrics.jsonl"))
+    assert [int(line["update"]) for line in lines] == [1, 2]
+    assert all(0.0 < line["reward/mean"] < 1.0 for line in lines)
+    assert sum(line["update/taught"] for line in lines) > 0
+    validation = [msgspec.json.decode(line) for line in (run / "validation.jsonl").read_bytes().splitlines()]
+    assert [(line["weight_version"], line["num_problems"]) for line in validation] == [(0, 2), (2, 2)]
+    assert CausalLanguageModel.load(run / "checkpoints" / "update-000002" / "policy").context_size == 128
+
+
+def test_held_out_rows_are_never_trained_on_and_the_seed_chooses_them(tmp_path: Path) -> None:
+    config = config_of(write(tmp_path / "rows.jsonl", ROWS), prompt_field="question")
+    config = msgspec.structs.replace(config, num_validation=3)
+    trained, held_out = split_rows(config)
+    assert (len(trained), len(held_out)) == (5, 3)
+    assert sorted(trained + held_out) == list(range(8))
+    assert split_rows(config) == (trained, held_out)
+    assert [start.options for start in starts_of(config, held_out)] == [{"row": number} for number in held_out]
+
+
+def test_parquet_does_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "1?", "answer": "1"}] * 3), path)
+    config = config_of(str(path), system="Answer.")
+    assert split_rows(config) == ([0, 1, 2], [])
+    policy = tiny(SHAPE, ["1?"], seed=0)
+    assert check_prompts(config, policy) > check_prompts(config_of(str(path)), policy)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "1?"}, r"row 1 \(line 2\) has no 'answer'; it has: 'prompt'"),
+        ({"prompts": "1?", "answer": "1"}, r"row 1 \(line 2\) has no 'prompt'; did you mean 'prompts'\?"),
+        ({"prompt": None, "answer": "1"}, r"row 1 \(line 2\) has no 'prompt'"),
+        ({"prompt": 7, "answer": "1"}, "'prompt' of row 1 of .* is neither a text nor a list of messages"),
+        (
+            {"prompt": "so long " * 200, "answer": "1"},
+            r"'prompt' of row 1 of .* tokens and the context 128, expected room",
+        ),
+    ],
+)
+def test_a_bad_row_is_named_before_anything_starts(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    config = config_of(write(tmp_path / "rows.jsonl", [{"prompt": "1?", "answer": "1"}, row]))
+    with pytest.raises(DataError, match=message):
+        check_prompts(config, tiny(SHAPE, ["1?"], seed=0))
+
+
+def test_too_few_rows_and_unknown_scorers_are_refused(tmp_path: Path) -> None:
+    prompts = write(tmp_path / "rows.jsonl", ROWS)
+    fields = {"prompt_field": "question"}
+    with pytest.raises(DataError, match="8 rows and num_validation=8 of them are held out"):
+        split_rows(msgspec.structs.replace(config_of(prompts, **fields), num_validation=8))
+    with pytest.raises(ConfigError, match=r"scorer 'mat' is unknown; did you mean 'math'\?"):
+        starts_of(config_of(prompts, scorer="mat", **fields), [0])

@@ -1,0 +1,163 @@
+"""A robot and a language agent in one run: both play at once, each acts with its own policy and learns from its own."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vla_rl.envs.text import TextPoolConfig
+from vla_rl.errors import ConfigError
+from vla_rl.graph import Node, NodeOutput, Pipeline
+from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.observe import read_metrics
+from vla_rl.recipes import srpo_toy
+from vla_rl.recipes.nodes.rewards import RewardConfig
+from vla_rl.recipes.parts import TrainingParts
+from vla_rl.recipes.side_by_side import SideBySideConfig, mixed, play_either, starts_of, team_of
+from vla_rl.recipes.team import Member, Team
+from vla_rl.recipes.training import Outcome, train
+from vla_rl.recipes.training_config import RunConfig
+from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, embodied_agent
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import EnvSpec, Group, Trajectory
+
+SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=512)
+
+
+def config_of(root: Path) -> SideBySideConfig:
+    return SideBySideConfig(
+        run=RunConfig(name="both", root=str(root), updates=2, device="cpu"),
+        group_size=2,
+        reward=RewardConfig(function="environment"),
+        scheduler=SchedulerConfig(groups_per_update=4, max_staleness=1),
+        simulators=SimulatorConfig(num_envs=2),
+        text=TextPoolConfig(num_envs=4),
+        chat=ChatLimits(max_turns=4, max_reply=4),
+        policy=str(root / "base"),
+        num_starts=8,
+    )
+
+
+def text_starts(task: str) -> list[TaskStart]:
+    return [TaskStart(env=EnvSpec(id=f"checksum_tasks:{task}"), task="text", seed=seed) for seed in range(4)]
+
+
+def robot_starts(config: SideBySideConfig) -> list[TaskStart]:
+    return srpo_toy.starts_of(srpo_toy.SrpoToyConfig(run=config.run))
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def have_changed(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+class Watching:
+    """An agent that counts what plays at the same time, and a node that keeps what the learners are told."""
+
+    def __init__(self, config: SideBySideConfig) -> None:
+        self._play = play_either(config.chat)
+        self.playing: Counter[str] = Counter()
+        self.were_both = False
+        self.updates: list[list[Group]] = []
+
+    async def agent(self, env: Any, policies: Any) -> Trajectory:
+        kind = "text" if env.episode.task == "text" else "robot"
+        self.playing[kind] += 1
+        self.were_both |= min(self.playing["text"], self.playing["robot"]) > 0
+        try:
+            return await self._play(env, policies)
+        finally:
+            self.playing[kind] -= 1
+
+    async def look(self, groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> NodeOutput:
+        self.updates.append(list(groups))
+        return NodeOutput(values={})
+
+    def into(self, pipeline: Pipeline) -> Pipeline:
+        return pipeline.insert_after("advantage", Node.declare("look", self.look, reads=("groups", "advantages")))
+
+
+async def run(config: SideBySideConfig, task: str, team: Team, watching: Watching) -> Outcome:
+    starts = mixed(robot_starts(config), text_starts(task), 0.5, config.num_starts)
+    return await train(config, starts, team, agent=watching.agent, customise=watching.into)
+
+
+async def test_both_play_at_once_and_each_learns_from_its_own_groups(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    tiny(SHAPE, ["go on"], seed=0).save(tmp_path / "base")
+    team, watching = team_of(config), Watching(config)
+    team.members["robot"].model.save(tmp_path / "robot")  # type: ignore[union-attr]
+    outcome = await run(config, "Checksum", team, watching)
+    assert outcome.progress.num_episodes >= 16
+    assert watching.were_both
+    lines = {int(line["update"]): line for line in read_metrics(outcome.run.metrics)}
+    for update, groups in enumerate(watching.updates, start=1):
+        decisions = Counter(step.agent for group in groups for member in group.trajectories for step in member.steps)
+        kinds = {group.task: {step.agent for each in group.trajectories for step in each.steps} for group in groups}
+        assert kinds == {"toy_reach/0": {"robot"}, "text": {"language"}}
+        for name in ("robot", "language"):
+            assert lines[update][f"{name}/update/decisions"] == decisions[name]
+            assert lines[update].get(f"{name}/update/log_prob_gap_max", 0.0) < 1e-3
+    agents = outcome.run.checkpoints / "update-000002" / "agents"
+    assert have_changed(weights_of(tmp_path / "robot"), weights_of(agents / "robot" / "policy"))
+    assert have_changed(weights_of(tmp_path / "base"), weights_of(agents / "language" / "policy"))
+    assert OpenVlaOft.load(agents / "robot" / "policy").network is not None
+    assert CausalLanguageModel.load(agents / "language" / "policy").context_size == 512
+
+
+async def test_several_language_agents_may_play_beside_a_robot(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    robot = srpo_toy.policy_of(srpo_toy.SrpoToyConfig(run=config.run))
+    names = ("left", "right")
+    speakers = {name: Member(tiny(SHAPE, ["go on"], seed=seed)) for seed, name in enumerate(names)}
+    outcome = await run(config, "ChecksumPair", Team({"robot": Member(robot), **speakers}), Watching(config))
+    agents = outcome.run.checkpoints / "update-000002" / "agents"
+    assert sorted(path.name for path in agents.iterdir()) == ["left", "right", "robot"]
+    last = max(read_metrics(outcome.run.metrics), key=lambda line: line["update"])
+    assert all(last[f"{name}/update/decisions"] > 0 for name in ("robot", *names))
+
+
+async def test_a_run_without_a_robots_policy_says_so(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    team = Team({"language": Member(tiny(SHAPE, ["go on"], seed=0))})
+    with pytest.raises(ConfigError, match=r"is played by the policy 'robot', and there is one for \['language'\]"):
+        await run(config, "Checksum", team, Watching(config))
+
+
+def test_starts_are_mixed_in_the_asked_proportion_and_repeat_where_there_are_few(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    robot, language = robot_starts(config), text_starts("Checksum")
+    made = mixed(robot, language, 0.75, 8)
+    assert [start.task for start in made] == ["toy_reach/0"] * 6 + ["text"] * 2
+    assert made[4] == made[0]
+    assert [start.task for start in mixed(robot, language, 0.01, 3)] == ["toy_reach/0", "text", "text"]
+
+
+def test_the_recipe_plays_reaching_and_sums(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(config_of(tmp_path), robot_share=0.25)
+    tasks = [start.task for start in starts_of(config)]
+    assert tasks == ["toy_reach/0"] * 2 + ["text/arithmetic"] * 6
+
+
+def test_a_run_of_one_kind_only_is_another_recipe(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"robot_share is 1\.0, expected between 0 and 1"):
+        msgspec.structs.replace(config_of(tmp_path), robot_share=1.0)
+
+
+def test_a_policy_that_has_to_be_looked_at_cannot_be_two(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    robot = srpo_toy.policy_of(srpo_toy.SrpoToyConfig(run=config.run))
+    team = Team({"robot": Member(robot), "language": Member(tiny(SHAPE, ["go"], seed=0))})
+    parts = TrainingParts(config, robot_starts(config) + text_starts("Checksum"), team, agent=embodied_agent)
+    with pytest.raises(ConfigError, match=r"there are several, of the agents \['language', 'robot'\]"):
+        _ = parts.model

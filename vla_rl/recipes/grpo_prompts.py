@@ -1,0 +1,155 @@
+"""A language policy learns from your own questions and answers:
+
+    python -m vla_rl.recipes.grpo_prompts --policy Qwen/Qwen3-0.6B --prompts questions.jsonl --scorer math
+
+One reply to each question, scored against the row's answer (docs/text_environments.md has the scorers). Some rows are held
+out and asked before the first update and after the last. Every row is checked before anything starts: one that lacks a
+field, asks nothing, or does not fit the policy's context is named by its number.
+"""
+
+import random
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vla_rl.data.prompts import read_prompts
+from vla_rl.engines import EngineConfig, LanguageModel, LearnerConfig, OptimizerConfig
+from vla_rl.envs.text import TextPoolConfig, make_text_task
+from vla_rl.envs.text.tasks.question import conversation_about
+from vla_rl.errors import DataError
+from vla_rl.models.language import CausalLanguageModel
+from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.recipes.evaluation.validation import Validation
+from vla_rl.recipes.launching import launch
+from vla_rl.recipes.plan import EpisodeFootprint
+from vla_rl.recipes.training_config import RunConfig, TextTrainingConfig
+from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
+from vla_rl.types import EnvSpec, Sampling, derive_seed
+
+ENV_ID = "text/question"
+
+
+class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning of a language policy on the rows of a file."""
+
+    run: RunConfig = RunConfig(name="grpo_prompts", updates=100, checkpoint_every=20)
+    group_size: int = 8
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
+    text: TextPoolConfig = TextPoolConfig(num_envs=64)
+    chat: ChatLimits = ChatLimits(max_turns=1)
+    engine: EngineConfig = EngineConfig(max_batch=64, kept_conversations=16, max_reply=512)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=1e-6, warmup_steps=5), micro_batch=32, micro_batch_tokens=8192
+    )
+
+    policy: str = "Qwen/Qwen3-0.6B"
+    """Folder of the checkpoint to start from, or its id on the hub: any causal language model with a chat template."""
+
+    prompts: str = "prompts.jsonl"
+    """A .jsonl or .parquet file, one question a row."""
+
+    scorer: str = "math"
+    """exact, match, math, code, or "module:function" of your own, `def f(reply: str, row: dict) -> float`."""
+
+    prompt_field: str = "prompt"
+    """Field that is asked: a text, or a list of messages with role and content."""
+
+    answer_field: str = "answer"
+    """Field that the scorer compares with."""
+
+    system: str = ""
+    """Said first, as the system; the format that an answer is to have, for example."""
+
+    num_validation: int = 64
+    """Rows that are held out from training, and asked before the first update and after the last; 0 for none."""
+
+    num_tries: int = 4
+    """At each of them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.num_validation >= 0, "num_validation", "at least 0")
+        self.require(self.num_tries >= 1, "num_tries", "at least 1")
+
+    @property
+    def max_reply(self) -> int:
+        """Tokens of a reply at most."""
+        return min(self.engine.max_reply, self.chat.max_reply or self.engine.max_reply)
+
+
+def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
+    """Row numbers to train on, and those that are held out, drawn by the run's seed. Raises: DataError for a file that
+    cannot be read, a row without a field, or too few rows."""
+    rows = list(range(len(read_prompts(config.prompts, (config.prompt_field, config.answer_field)))))
+    if len(rows) <= config.num_validation:
+        raise DataError(
+            f"{config.prompts} has {len(rows)} rows and num_validation={config.num_validation} of them are held out, "
+            "expected more rows, so that some are left to train on; hold out fewer"
+        )
+    random.Random(derive_seed(config.run.seed, "held-out rows")).shuffle(rows)
+    return sorted(rows[config.num_validation :]), sorted(rows[: config.num_validation])
+
+
+def starts_of(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskStart]:
+    """One start for each row. Raises: ConfigError for a scorer that there is not."""
+    kwargs = {
+        "data": config.prompts,
+        "scorer": config.scorer,
+        "prompt_field": config.prompt_field,
+        "answer_field": config.answer_field,
+        "system": config.system,
+    }
+    env = EnvSpec(id=ENV_ID, kwargs=kwargs)
+    make_text_task(env)
+    return [TaskStart(env=env, task=Path(config.prompts).stem, options={"row": number}) for number in numbers]
+
+
+def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
+    """Tokens of the longest prompt. Raises: DataError naming the row and the field of a prompt that is neither text nor
+    messages, or fills the policy's context; a reply that finds little room is cut short."""
+    rows = read_prompts(config.prompts, (config.prompt_field, config.answer_field))
+    context = min(model.context_size, config.engine.max_context or model.context_size)
+    longest = 0
+    for number, row in enumerate(rows):
+        label = f"{config.prompt_field!r} of row {number} of {config.prompts}"
+        num_tokens = len(model.render(conversation_about(row[config.prompt_field], config.system, label)))
+        if num_tokens >= context:
+            raise DataError(
+                f"{label} has {num_tokens} tokens and the context {context}, expected room for at least one token of a "
+                "reply; leave the row out, or take a policy with a longer context"
+            )
+        longest = max(longest, num_tokens)
+    return longest
+
+
+async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
+    """Check the rows; plan, draw or train, as the command line says."""
+    config = command.config
+    trained, held_out = split_rows(config)
+    starts = starts_of(config, trained)
+    model = CausalLanguageModel.load(config.policy)
+    longest = check_prompts(config, model)
+    print(
+        f"{len(trained)} rows to train on, {len(held_out)} held out; the longest prompt has {longest} tokens",
+        flush=True,
+    )
+    footprint = EpisodeFootprint(
+        what_runs=ENV_ID, simulator_mb=0, server_mb=0, chunk_bytes=16 * (longest + config.max_reply), num_chunks=1
+    )
+    judge = None
+    if held_out:
+        agent = partial(chat_agent, limits=config.chat)
+        sampling = Sampling(temperature=config.temperature)
+        judge = Validation(starts_of(config, held_out), config.num_tries, agent, sampling)
+    return await launch(command, starts, model, footprint, judge=judge)
+
+
+def cli() -> int:
+    """The command line."""
+    return run_recipe(TrainingLaunch, GrpoPromptsConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

@@ -1,0 +1,50 @@
+"""Who did what in episodes that several agents share: the decisions of one agent, out of everybody's.
+
+    solver ─► solver ─► checker ─► solver       the part of "solver": decisions 0, 1, 3
+
+Advantages are made, and policies learn, from such parts: each agent is compared with itself, and learns from its own words.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from vla_rl.types.trajectory import StopReason, Trajectory
+
+
+class AgentPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one agent did in one episode."""
+
+    row: int
+    """Position of the episode among those that were looked at."""
+
+    decisions: tuple[int, ...]
+    """Places of its decisions in the whole episode, in order."""
+
+    trajectory: Trajectory
+    """The episode with its decisions alone. Where another agent decided last, nothing more was to come for this one, so it
+    counts as ended and not as cut off."""
+
+
+def agents_of(trajectories: Iterable[Trajectory]) -> list[str]:
+    """Names of all that decided anything, in order of their first decisions."""
+    return list(dict.fromkeys(step.agent for trajectory in trajectories for step in trajectory.steps))
+
+
+def parts_of(trajectories: Sequence[Trajectory], agent: str) -> list[AgentPart]:
+    """The part of one agent in each episode in which it decided something, in their order."""
+    parts = []
+    for row, trajectory in enumerate(trajectories):
+        decisions = tuple(number for number, step in enumerate(trajectory.steps) if step.agent == agent)
+        if decisions:
+            parts.append(AgentPart(row=row, decisions=decisions, trajectory=_alone(trajectory, decisions)))
+    return parts
+
+
+def _alone(trajectory: Trajectory, decisions: tuple[int, ...]) -> Trajectory:
+    if len(decisions) == len(trajectory.steps):
+        return trajectory
+    steps = tuple(trajectory.steps[number] for number in decisions)
+    decided_last = decisions[-1] == len(trajectory.steps) - 1
+    reason = trajectory.stop_reason if decided_last or trajectory.is_success else StopReason.TERMINATED
+    return msgspec.structs.replace(trajectory, steps=steps, stop_reason=reason)
