@@ -59,11 +59,11 @@ CURVES: Final = {
     "embodied_srpo_synchronous": Curve("srpo_libero", (*LIBERO, *SYNCHRONOUS), "rollout/success_rate"),
     "embodied_grpo": Curve("grpo_libero", LIBERO, "rollout/success_rate"),
     "embodied_ppo": Curve("ppo_libero", LIBERO, "rollout/success_rate"),
-    "text_grpo": Curve("grpo_text", (), "rollout/success_rate"),
-    "text_ppo": Curve("grpo_text", ("--pipeline", "ppo"), "rollout/success_rate"),
-    "text_dapo": Curve("grpo_text", ("--pipeline", "dapo"), "rollout/success_rate"),
-    "text_gspo": Curve("grpo_text", ("--pipeline", "gspo", *WIDER_CLIP), "rollout/success_rate"),
-    "text_cpgd": Curve("grpo_text", ("--pipeline", "cpgd"), "rollout/success_rate"),
+    "text_grpo": Curve("grpo_text", (), "reward/mean"),
+    "text_ppo": Curve("grpo_text", ("--pipeline", "ppo"), "reward/mean"),
+    "text_dapo": Curve("grpo_text", ("--pipeline", "dapo"), "reward/mean"),
+    "text_gspo": Curve("grpo_text", ("--pipeline", "gspo", *WIDER_CLIP), "reward/mean"),
+    "text_cpgd": Curve("grpo_text", ("--pipeline", "cpgd"), "reward/mean"),
 }
 """Of CartPole, `reward/mean` is the share of its 100 steps that were survived."""
 

@@ -1,10 +1,10 @@
-"""A robot and a language agent learn in one run: `python -m vla_rl.recipes.side_by_side --policy base`.
+"""A robot and a language agent learn in one run: `python -m vla_rl.recipes.side_by_side`.
 
     starts ─► one scheduler ─┬► reaching, in simulators ─► "robot"    ─┐                  ┌─► learner of "robot"
      (kinds take turns)      └► sums with a calculator  ─► "language" ─┴► one buffer ─► one graph ─► learner of "language"
 
 Groups of both kinds are in flight at any time; an update takes whichever are complete, and each policy learns from its own.
-The robot is `srpo_toy`'s, from random weights; the language agent is `grpo_text`'s, from the base that `sft_text` makes. Any
+The robot is `srpo_toy`'s, from random weights; the language agent is `grpo_text`'s, from the base that ships. Any
 other two do as well: see docs/language.md.
 """
 
@@ -54,7 +54,7 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     language_entropy_coef: float = 0.0
     """Of the language policy; exploring is what the robot's random weights need."""
 
-    policy: str = "base"
+    policy: str = str(grpo_text.ARITHMETIC_BASE)
     """Folder of the language policy to start from, such as `sft_text` leaves, or its id on the hub."""
 
     num_operators: int = 2
