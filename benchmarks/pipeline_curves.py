@@ -71,6 +71,9 @@ KEPT: Final = ("reward/mean", "rollout/success_rate", "update/entropy", "update/
 """What is kept of an update, where it says so: one that taught nothing has no entropy."""
 
 
+KEPT_OF_EPISODE: Final = ("task", "init_state_id", "scene_seed", "is_success", "num_steps")
+
+
 def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
     """A run's updates as lines of a page's data."""
     return [
@@ -79,17 +82,24 @@ def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
     ]
 
 
-def judged_lines_of(run: Path, seed: int) -> list[dict[str, object]]:
+def judged_lines_of(run: Path, seed: int) -> list[dict[str, Any]]:
     """What the run was judged by before its first update and after its last, as lines of a page's data."""
     lines = [line for path in map(run.joinpath, JUDGED) if path.exists() for line in path.read_text().splitlines()]
-    return [{"seed": seed, **json.loads(line)} for line in lines]
+    return [{"seed": seed, **_small(json.loads(line))} for line in lines]
+
+
+def _small(line: dict[str, Any]) -> dict[str, Any]:
+    """Of an episode, what it was and how it went; a validation as it is."""
+    if "result" not in line:
+        return line
+    return {"weight_version": line["weight_version"], **{name: line["result"][name] for name in KEPT_OF_EPISODE}}
 
 
 def successes(lines: Sequence[dict[str, Any]]) -> list[float]:
     """The share of judged episodes that succeeded, of each weight version."""
     found: dict[int, list[float]] = {}
     for line in lines:
-        success = line["result"]["is_success"] if "result" in line else line["metrics"]["success"]
+        success = line["is_success"] if "is_success" in line else line["metrics"]["success"]
         found.setdefault(line["weight_version"], []).append(float(success))
     return [round(sum(each) / len(each), 4) for _, each in sorted(found.items())]
 
