@@ -1,6 +1,7 @@
 """Turns of a conversation as rows of an update: joined where they fit exactly, apart where not, and the same gradient."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from vla_rl.engines import Critic, CriticConfig, DeviceLane, Learner, LearnerCon
 from vla_rl.engines.config import MicroBatchSize
 from vla_rl.engines.decisions import decisions_of
 from vla_rl.engines.micro_batches import micro_batches
+from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Trajectory
 
@@ -77,7 +79,7 @@ def test_turns_that_continue_each_other_exactly_become_one_row(policy: CausalLan
 
 def test_turns_that_write_the_past_in_another_way_stay_apart(policy: CausalLanguageModel) -> None:
     rows = decisions_of([broken(policy)], [1.0])
-    assert rows.tokens.tolist() == [[20, 21, 0], [22, 23, 24]]
+    assert rows.tokens.tolist() == [[20, 21, NO_TOKEN], [22, 23, 24]]
     assert rows.mask.tolist() == [[True, True, False], [True, True, True]]
     assert rows.sequence.tolist() == [0, 0]
 
@@ -90,7 +92,7 @@ def test_agents_that_speak_in_turns_have_rows_of_their_own(policy: CausalLanguag
         turn(policy, [5, 20, 7], [21], agent="solver"),
     )
     rows = decisions_of([played], [np.array([1.0, 2.0, 3.0])])
-    assert rows.tokens.tolist() == [[20, 7, 21], [30, 0, 0]]
+    assert rows.tokens.tolist() == [[20, 7, 21], [30, NO_TOKEN, NO_TOKEN]]
     assert rows.advantage.tolist() == [[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]]
     values = torch.tensor([[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]])
     assert [part.tolist() for part in rows.by_decision(values)] == [[1.0], [2.0], [3.0]]
@@ -176,3 +178,37 @@ def test_micro_batches_hold_rows_of_like_length_up_to_their_padded_tokens() -> N
         [0],
         [4],
     ]
+
+
+def test_short_rows_share_the_lines_that_longer_ones_leave_free() -> None:
+    lengths = torch.tensor([3, 10, 4, 5, 2])
+    parts = micro_batches(lengths, MicroBatchSize(rows=8, tokens=20))
+    assert [part.tolist() for part in parts] == [[1, 3, 2], [0, 4]]  # 10 | 5 and 4; then 3 | 2
+    assert [part.tolist() for part in micro_batches(lengths, MicroBatchSize(rows=2, tokens=20))] == [
+        [1, 3],
+        [2, 0],
+        [4],
+    ]
+
+
+def test_rows_that_share_a_line_are_read_as_if_alone(policy: CausalLanguageModel) -> None:
+    prompts = [np.arange(1, 1 + length) for length in (15, 3, 5, 4)]
+    replies = [[21, 22, 23], [24], [25, 26], [27, 28, 29]]
+    tokens = torch.tensor([reply + [NO_TOKEN] * (3 - len(reply)) for reply in replies])
+    read: list[tuple[int, ...]] = []
+    network: Any = policy.network
+    hook = network.base_model.register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    with hook, torch.no_grad():
+        together, entropies = policy.log_probs(
+            policy.prepare([{"prompt_tokens": prompt} for prompt in prompts]), tokens, torch.ones(4)
+        )
+        features = policy.features(policy.prepare([{"prompt_tokens": prompt} for prompt in prompts]))
+        assert read == [(2, 18), (2, 15)]  # 18 | 7, 7 and 4; and the prompts alone, 15 | 5, 4 and 3
+        for row, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+            batch, length = policy.prepare([{"prompt_tokens": prompt}]), len(reply)
+            alone, entropy = policy.log_probs(batch, torch.tensor([reply]), torch.ones(1))
+            torch.testing.assert_close(together[row, :length], alone[0])
+            torch.testing.assert_close(entropies[row, :length], entropy[0])
+            torch.testing.assert_close(features[row], policy.features(batch)[0])

@@ -101,8 +101,8 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     """Rows (decisions, or conversations) in one forward and backward pass; sets memory and speed, never the gradient."""
 
     micro_batch_tokens: int | None = None
-    """Of a language policy: most tokens of prompts and replies in one pass, padding included, beside `micro_batch`; rows of
-    like length are put together."""
+    """Of a language policy: most tokens of prompts and replies in one pass, padding included, beside `micro_batch`; short
+    rows are packed beside each other."""
 
     minibatch_trajectories: int | None = None
     """Trajectories per optimizer step; none takes all of an update in one step."""

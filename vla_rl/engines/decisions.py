@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.rows import Advantage, Row, Span, rows_of
 from vla_rl.types import Observation, Trajectory
 
@@ -23,7 +24,7 @@ class Decisions:
 
     Attributes:
         observations: what the policy saw; frames are uint8 still.
-        tokens: int64 [N, T], what it chose; float32 from a policy that chooses numbers.
+        tokens: int64 [N, T], what it chose, `NO_TOKEN` beyond a row's end; float32 from a policy that chooses numbers.
         behavior_log_prob: float32 [N, T], under the weights that acted.
         mask: bool [N, T], True where the policy chose the token and its control step ran.
         advantage: float32 [N, T], or [N, 1] where every row has one number.
@@ -134,7 +135,7 @@ def decisions_of(
     with_reference = reference_log_probs is not None
     return Decisions(
         observations=tuple(row.observation for row in rows),
-        tokens=_padded(rows, "tokens", lambda row: row.tokens, kind),
+        tokens=_padded(rows, "tokens", lambda row: row.tokens, kind, NO_TOKEN),
         behavior_log_prob=_padded(rows, "log_probs", lambda row: row.log_probs, np.float32),
         mask=_padded(rows, "mask", lambda row: row.mask, np.bool_),
         advantage=_advantage_columns(rows),
@@ -166,10 +167,14 @@ def _require_one_length(rows: Sequence[Row]) -> None:
 
 
 def _padded(
-    rows: Sequence[Row], name: str, parts: Callable[[Row], Sequence[np.ndarray]], dtype: type[np.generic]
+    rows: Sequence[Row],
+    name: str,
+    parts: Callable[[Row], Sequence[np.ndarray]],
+    dtype: type[np.generic],
+    padding: int = 0,
 ) -> Tensor:
-    """[N, T], zeros beyond each row's end."""
-    padded = np.zeros((len(rows), max(row.num_tokens for row in rows)), dtype)
+    """[N, T], `padding` beyond each row's end."""
+    padded = np.full((len(rows), max(row.num_tokens for row in rows)), padding, dtype)
     for line, row in zip(padded, rows, strict=True):
         joined = np.concatenate(list(parts(row)))
         if len(joined) != row.num_tokens:

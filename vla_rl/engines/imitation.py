@@ -15,7 +15,7 @@ from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.learner import UpdateReport
 from vla_rl.engines.micro_batches import micro_batches
-from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.policy_model import NO_TOKEN, PolicyModel
 from vla_rl.engines.training import Training, TrainingState, WeightSink
 from vla_rl.types import Observation, Sampling
 
@@ -136,7 +136,8 @@ class Imitator:
         if not any(demonstration.num_valid > 0 for demonstration in demonstrations):
             raise ValueError("no demonstrated control step is valid, expected at least one.")
         rows = [self._model.encode(np.nan_to_num(each.actions)[None])[0] for each in demonstrations]
-        tokens = torch.zeros(len(rows), max(len(row) for row in rows), dtype=torch.from_numpy(rows[0]).dtype)
+        shape = len(rows), max(len(row) for row in rows)
+        tokens = torch.full(shape, NO_TOKEN, dtype=torch.from_numpy(rows[0]).dtype)
         mask = torch.zeros(tokens.shape, dtype=torch.bool)
         for number, (row, each) in enumerate(zip(rows, demonstrations, strict=True)):
             tokens[number, : len(row)] = torch.from_numpy(row)

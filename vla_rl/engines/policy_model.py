@@ -13,7 +13,7 @@ A family writes one class with these methods; `vla_rl/models/openvla_oft/policy.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from vla_rl.types import Observation, Sampling
 
 BatchT = TypeVar("BatchT")
+
+NO_TOKEN: Final = -1
+"""Stands beyond the end of a row that is shorter than others of its batch."""
 
 
 class TokenModel(Protocol[BatchT]):
@@ -50,7 +53,10 @@ class TokenModel(Protocol[BatchT]):
         ...
 
     def log_probs(self, batch: BatchT, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies, float32 [B, T] with a gradient, of `tokens` int64 [B, T] at `temperatures` [B]."""
+        """Log-probs and entropies, float32 [B, T] with a gradient, of `tokens` int64 [B, T] at `temperatures` [B].
+
+        Beyond the end of a row that is shorter than others stands `NO_TOKEN`, and there the results are anything.
+        """
         ...
 
     def features(self, batch: BatchT) -> Tensor:

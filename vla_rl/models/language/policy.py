@@ -1,11 +1,12 @@
 """Language policies that transformers loads: Llama, Qwen and their kin, behind the interface of engines and learners.
 
-    prompt_tokens ─┐                        ┌─► hidden states ─► head ─► log-probs of the reply      (learning)
-    reply tokens ──┴─► one row, right-padded ┤
-                                            └─► hidden state of the prompt's last token              (judging)
-    slots of keys and values ─► extend ─► logits of the next token                                    (speaking)
+    prompt_tokens ─┐                            ┌─► hidden states ─► head ─► log-probs of the reply      (learning)
+    reply tokens ──┴─► one row, on a line with  ┤
+                       others that fit there    └─► hidden state of the prompt's last token              (judging)
+    slots of keys and values ─► extend ─► logits of the next token                                        (speaking)
 
-Rows start at position 0 and are padded on the right, where causal attention never looks back from: no mask is needed.
+Rows start at position 0, wherever they stand on their line, and see nobody else's tokens. Where each has a line to itself it
+is padded on the right, where causal attention never looks back from, and no mask is needed.
 """
 
 import copy
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from vla_rl.algorithms import entropy
 from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.language_model import LanguageModel
+from vla_rl.engines.lines import placed
+from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.sampling import tempered_log_probs
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.chat_format import ChatFormat
@@ -118,28 +121,23 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         return Prompts(tuple(self._checked(observation) for observation in observations))
 
     def log_probs(self, batch: Prompts, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of replies int64 [B, T], padded on the right with anything; float32 [B, T] each."""
-        num_tokens = tokens.shape[1]
-        starts = torch.tensor([len(prompt) for prompt in batch.tokens], device=self._device)
-        rows = torch.zeros(len(starts), int(starts.max()) + num_tokens, dtype=torch.long)
-        replies = tokens.cpu()
-        for row, prompt, reply in zip(rows, batch.tokens, replies, strict=True):
-            row[: len(prompt)] = torch.from_numpy(prompt)
-            row[len(prompt) : len(prompt) + num_tokens] = reply
-        hidden = self._hidden(rows.to(self._device))
-        places = starts[:, None] - 1 + torch.arange(num_tokens, device=self._device)
-        chosen = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[2]))
+        """Log-probs and entropies of replies int64 [B, T], with `NO_TOKEN` beyond their ends; float32 [B, T] each."""
+        replies = [reply[: int((reply != NO_TOKEN).sum())] for reply in tokens.cpu()]
+        prompts = [torch.from_numpy(prompt) for prompt in batch.tokens]
+        hidden, starts = self._read([torch.cat(pair) for pair in zip(prompts, replies, strict=True)])
+        before = starts + torch.tensor([len(prompt) for prompt in prompts]) - 1
+        last = torch.tensor([max(len(reply) - 1, 0) for reply in replies])
+        places = before[:, None] + torch.minimum(torch.arange(tokens.shape[1]), last[:, None])
+        chosen = hidden[places.to(self._device)]
         log_probs = tempered_log_probs(self._head(chosen), temperatures.to(self._device))
-        return log_probs.gather(-1, tokens.to(self._device)[..., None])[..., 0], entropy(log_probs)
+        said = tokens.to(self._device).clamp(min=0)
+        return log_probs.gather(-1, said[..., None])[..., 0], entropy(log_probs)
 
     def features(self, batch: Prompts) -> Tensor:
         """Hidden state of each prompt's last token, [B, feature_size]."""
-        lengths = [len(prompt) for prompt in batch.tokens]
-        rows = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
-        for row, prompt in zip(rows, batch.tokens, strict=True):
-            row[: len(prompt)] = torch.from_numpy(prompt)
-        hidden = self._hidden(rows.to(self._device))
-        return hidden[torch.arange(len(lengths)), torch.tensor(lengths) - 1]
+        hidden, starts = self._read([torch.from_numpy(prompt) for prompt in batch.tokens])
+        ends = starts + torch.tensor([len(prompt) for prompt in batch.tokens]) - 1
+        return hidden[ends.to(self._device)]
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Replies are tokens already: int64 [B, 1, T] to [B, T]."""
@@ -185,9 +183,30 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """Copy tensors into the network; every name and shape has to fit."""
         checkpoint.load_tensors(self._network, tensors)
 
-    def _hidden(self, rows: Tensor) -> Tensor:
-        hidden: Tensor = self._network.base_model(input_ids=rows, use_cache=False).last_hidden_state
-        return hidden
+    def _read(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Hidden states of all lines end to end, [L, feature_size], and where in them each row begins, int64 [B]."""
+        lengths = [len(row) for row in rows]
+        width = max(lengths)
+        longest_first = sorted(range(len(rows)), key=lambda row: -lengths[row])
+        places = placed([lengths[row] for row in longest_first], width)
+        num_lines = max(place.line for place in places if place is not None) + 1
+        tokens, positions = torch.zeros(2, num_lines, width, dtype=torch.long)
+        owner = torch.full((num_lines, width), -1)
+        starts = torch.zeros(len(rows), dtype=torch.long)
+        for row, place in zip(longest_first, places, strict=True):
+            assert place is not None  # there are as many lines as it takes
+            taken = slice(place.start, place.start + lengths[row])
+            tokens[place.line, taken] = rows[row]
+            positions[place.line, taken] = torch.arange(lengths[row])
+            owner[place.line, taken] = row
+            starts[row] = place.line * width + place.start
+        shared: dict[str, Tensor] = {}
+        if num_lines < len(rows):
+            visible = (owner[:, :, None] == owner[:, None, :]).tril()
+            shared = {"attention_mask": visible[:, None].to(self._device), "position_ids": positions.to(self._device)}
+        network = self._network.base_model
+        hidden: Tensor = network(input_ids=tokens.to(self._device), use_cache=False, **shared).last_hidden_state
+        return hidden.flatten(0, 1), starts
 
     def _head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._network.get_output_embeddings()(hidden)
