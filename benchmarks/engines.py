@@ -10,7 +10,8 @@ Keys of the last line:
     decisions_per_s_1, _16, _64                 OpenVLA-OFT, so many episodes
     decisions_per_s_..._vs_torch                over the torch engine in the same run
     update_pause_ms, update_total_ms            of an update under traffic of 16 episodes, medians
-    update_time_share                           pause over the 2 s from one update to the next
+    update_pause_share                          pause over the 2 s from one update to the next; what runs ends in it
+    update_time_share                           decisions that an update every 2 s costs, over those without updates; in turn
     mixed_version_chunks                        chunks that are not wholly of the version that they name, of `--chunks`
     requests_lost                               requests that nobody answered while engines were killed
 """
@@ -37,6 +38,7 @@ from vla_rl.models.serving import serve
 from vla_rl.types import ActionChunk, Observation, Sampling
 
 UPDATE_EVERY_S = 2.0
+UPDATES_A_ROUND = 3
 TEMPERATURE = 1.6
 NUM_CHECKED = 32
 MIXED_ABOVE = 1e-3
@@ -174,9 +176,28 @@ async def updates(
     return {
         "update_pause_ms": 1000.0 * pause,
         "update_total_ms": 1000.0 * statistics.median(time.total_s for time in times),
-        "update_time_share": pause / UPDATE_EVERY_S,
+        "update_pause_share": pause / UPDATE_EVERY_S,
         "mixed_version_chunks": mixed,
     }
+
+
+async def share_lost(
+    engine: VllmEngine, policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], rounds: int
+) -> float:
+    """Generation that updates cost: of the decisions a second without them, the share that is missing with them."""
+    newer, version = moved(policy, 7), max(engine.weight_version, 0)
+    seconds = UPDATES_A_ROUND * UPDATE_EVERY_S
+    kept = []
+    for _ in range(rounds):
+        without = await rate(engine, observations, 16, seconds)
+        async with asyncio.TaskGroup() as tasks:
+            with_updates = tasks.create_task(rate(engine, observations, 16, seconds))
+            for number in range(UPDATES_A_ROUND):
+                await asyncio.sleep((0.5 if number == 0 else 1.0) * UPDATE_EVERY_S)
+                version += 1
+                tasks.create_task(lane.run(engine.adopt, newer.network, version))
+        kept.append(with_updates.result() / without)
+    return 1.0 - statistics.median(kept)
 
 
 async def deaths(policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], num_kills: int) -> int:
@@ -213,6 +234,7 @@ async def measure(options: Any) -> dict[str, float]:
             figures["max_logprob_diff_oft"] = await agreement_of(engine, policy, observations)
             figures |= await rates(engine, policy, lane, observations, options)
             figures |= await updates(engine, policy, lane, observations, options.chunks)
+            figures["update_time_share"] = await share_lost(engine, policy, lane, observations, options.rounds)
         figures["requests_lost"] = await deaths(policy, lane, observations, options.kills)
     return figures
 

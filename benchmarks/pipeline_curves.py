@@ -46,6 +46,7 @@ class Measured(NamedTuple):
 CARTPOLE: Final = ("--chunk-size", "2", "--step-limit", "100", "--simulators.num-envs", "4")
 WIDER_CLIP: Final = ("--learner.loss.clip-low", "0.02", "--learner.loss.clip-high", "0.03")
 LIBERO: Final = ("--assets", "stand-ins")
+VLLM: Final = ("--engine", "vllm")
 SYNCHRONOUS: Final = ("--scheduler.max-staleness", "0")
 
 CURVES: Final = {
@@ -57,9 +58,11 @@ CURVES: Final = {
     "embodied_srpo": Curve("srpo_libero", LIBERO, "rollout/success_rate"),
     "embodied_srpo_released": Curve("srpo_libero", (*LIBERO, "--srpo.rule", "released"), "rollout/success_rate"),
     "embodied_srpo_synchronous": Curve("srpo_libero", (*LIBERO, *SYNCHRONOUS), "rollout/success_rate"),
+    "embodied_srpo_vllm": Curve("srpo_libero", (*LIBERO, *VLLM), "rollout/success_rate"),
     "embodied_grpo": Curve("grpo_libero", LIBERO, "rollout/success_rate"),
     "embodied_ppo": Curve("ppo_libero", LIBERO, "rollout/success_rate"),
     "text_grpo": Curve("grpo_text", (), "reward/mean"),
+    "text_grpo_vllm": Curve("grpo_text", VLLM, "reward/mean"),
     "text_ppo": Curve("grpo_text", ("--pipeline", "ppo"), "reward/mean"),
     "text_dapo": Curve("grpo_text", ("--pipeline", "dapo"), "reward/mean"),
     "text_gspo": Curve("grpo_text", ("--pipeline", "gspo", *WIDER_CLIP), "reward/mean"),

@@ -55,12 +55,12 @@ class Acting:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=["torch oft keep", "torch tokens keep", "vllm oft keep", "vllm tokens keep", "vllm tokens restart"],
+    params=["torch oft", "torch tokens", "vllm oft", "vllm tokens", "vllm tokens keep", "vllm tokens restart"],
 )
 async def acting(request: pytest.FixtureRequest) -> AsyncIterator[Acting]:
-    kind, family, update_mode = request.param.split()
+    kind, family, *update_mode = request.param.split()
     policy: Any = oft_policy() if family == "oft" else token_policy()
-    config = EngineConfig(vllm=VllmConfig(update_mode=update_mode, verify_checksums=True))
+    config = EngineConfig(vllm=VllmConfig(update_mode=update_mode[0] if update_mode else None, verify_checksums=True))
     async with DeviceLane(1) as lane:
         make: Any = (
             (lambda: TorchEngine(policy.copy(), lane, config, BEGINNING))

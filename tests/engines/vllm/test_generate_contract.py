@@ -12,7 +12,7 @@ import torch
 from small_policies import moved, speaking_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
-from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.engines.vllm import VllmEngine
 from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.serving import serve
@@ -58,7 +58,7 @@ def gap(policy: CausalLanguageModel, completion: Completion, temperature: float,
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["torch", "vllm"])
 async def speaking(request: pytest.FixtureRequest) -> AsyncIterator[Speaking]:
     policy = speaking_policy()
-    config = EngineConfig(max_reply=MAX_REPLY, vllm=VllmConfig(update_mode="keep"))
+    config = EngineConfig(max_reply=MAX_REPLY)
     async with DeviceLane(1) as lane:
         make: Any = (
             (lambda: TorchEngine(policy.copy(), lane, config))

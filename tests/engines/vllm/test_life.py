@@ -102,7 +102,10 @@ async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_wei
 
 
 async def test_a_frozen_engine_is_found_by_its_missing_token_and_replaced(team: Team) -> None:
-    frozen, _ = team.engine.pids
+    frozen, other = team.engine.pids
+    restarts = team.engine.num_restarts
+    policy = moved(oft_policy(), 3)
+    await team.publish(policy, 3)
     os.kill(frozen, signal.SIGSTOP)
     while frozen in team.engine.pids:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
@@ -110,7 +113,12 @@ async def test_a_frozen_engine_is_found_by_its_missing_token_and_replaced(team: 
         await asyncio.sleep(0.05)
     while len(team.engine.pids) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    await asyncio.gather(*(team.ask(number) for number in range(4)))
+    assert team.engine.num_restarts == restarts + 1
+    assert other in team.engine.pids
+    team.answers.clear()
+    await asyncio.gather(*(team.ask(number) for number in range(8)))
+    assert {chunk.weight_version for _, chunk in team.answers} == {3}
+    assert max(log_prob_gap(policy, observe(number), chunk, 1.0) for number, chunk in team.answers) < 1e-5
 
 
 async def test_a_failed_update_leaves_no_engine_paused(team: Team) -> None:

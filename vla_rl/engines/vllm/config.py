@@ -14,10 +14,10 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     num_engines: int = 1
     """Engine processes, each with a copy of the weights; requests go to the least loaded, conversations stay."""
 
-    update_mode: UpdateMode = "keep"
+    update_mode: UpdateMode | None = None
     """`drain`: running requests end with the old weights first; `keep`: they stop, what they computed is computed again with
     the new weights, and they go on; `restart`: they begin again from their prompts. An action chunk is always of one
-    version: in `keep`, one that an update ran through is asked again."""
+    version: in `keep`, one that an update ran through is asked again. None: `drain` for chunks, `keep` for replies."""
 
     num_threads: int = 1
     """Threads that one engine computes with on a CPU; more than there are idle cores spin at barriers."""

@@ -71,7 +71,8 @@ class VllmEngine:
         self._layout = served.layout
         self._weight_version = weight_version
         self._remote = nn.Module()
-        self._publication = Publication(config.vllm)
+        mode = config.vllm.update_mode or ("keep" if self._layout.num_tokens is None else "drain")
+        self._publication = Publication(config.vllm, mode)
         self._gauge = DecisionGauge()
         self._room = asyncio.Semaphore(MAX_QUEUE)
         self._changed = asyncio.Event()

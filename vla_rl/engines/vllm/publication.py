@@ -14,7 +14,7 @@ import msgspec
 from torch import Tensor
 
 from vla_rl.actors.waits import waiting
-from vla_rl.engines.vllm.config import VllmConfig
+from vla_rl.engines.vllm.config import UpdateMode, VllmConfig
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.staging import Stage, StagedWeights
 from vla_rl.errors import ActorDied, CheckpointError
@@ -46,8 +46,8 @@ class Publication:
 
     KEPT_TIMES = 1000
 
-    def __init__(self, config: VllmConfig) -> None:
-        self._config = config
+    def __init__(self, config: VllmConfig, mode: UpdateMode) -> None:
+        self._config, self._mode = config, mode
         self._stage: Stage | None = None
         self.turn = asyncio.Lock()
         self.current: StagedWeights | None = None
@@ -69,7 +69,7 @@ class Publication:
         paused_at = time.perf_counter()
         try:
             with waiting(f"weights {staged.version}", on="the engines to apply them"):
-                await _each(ready, lambda replica: replica.pause(self._config.update_mode))
+                await _each(ready, lambda replica: replica.pause(self._mode))
                 await _each(ready, lambda replica: _applied(replica, staged))
         finally:
             self.current = staged

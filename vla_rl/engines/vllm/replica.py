@@ -152,19 +152,20 @@ class Replica:
             raise CheckpointError(f"engine {self.name!r} refuses the weights: {error}") from error
 
     async def pause(self, mode: UpdateMode) -> None:
-        """Let nothing begin from now on; what runs ends, is frozen or is aborted. Raises: ActorDied."""
+        """Let nothing begin from now on; what runs ends, is frozen or is aborted. All that was computed is forgotten.
+
+        Raises: ActorDied.
+        """
         vllm_mode = {"drain": "wait", "keep": "keep", "restart": "abort"}[mode]
         await self._await(self._llm.pause_generation(mode=vllm_mode, clear_cache=mode != "keep"))
+        if mode == "keep":  # there what runs has to be told to begin anew
+            await self._await(self._llm.reset_prefix_cache(reset_running_requests=True))
+            await self._await(self._llm.reset_encoder_cache())
 
     async def apply(self, staged: StagedWeights) -> None:
-        """Load staged weights, forgetting all that older ones computed. Nothing may be running. Raises: ActorDied."""
-        # all on their way at once; the engine does them in this order
-        await asyncio.gather(
-            self._call("apply_weights", (staged.version,)),
-            self._await(self._llm.update_weight_version(str(staged.version))),
-            self._await(self._llm.reset_prefix_cache(reset_running_requests=True)),
-            self._await(self._llm.reset_encoder_cache()),
-        )
+        """Load staged weights. Nothing may be running, nor kept of what older ones computed. Raises: ActorDied."""
+        await self._call("apply_weights", (staged.version,))
+        await self._await(self._llm.update_weight_version(str(staged.version)))
         self.weight_version = staged.version
 
     async def resume(self) -> None:

@@ -1,19 +1,19 @@
 """The engine process's side of a weight update: from memory that the learner staged into vLLM's own layout.
 
     stage_weights (while it generates)  map the memory, check that it is whole
-    start, update, finish (paused)      layer by layer: load, repack as the kernels want it, copy over the old ones
+    start, update, finish (paused)      load; what kernels want packed, layer by layer: repack, copy over the old ones
 
 Everything that can be refused is refused in the first step, when nothing has been touched.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vla_rl.engines.vllm.adapter import (
     WeightTransferEngine,
@@ -45,6 +45,8 @@ class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
     update_info_cls = UpdateInfo
     staged: MappedWeights | None = None
     layout: tuple[Any, ...] | None = None
+    _plain: Sequence[tuple[nn.Parameter, Tensor]] = ()
+    _packed: Sequence[tuple[str, Tensor]] = ()
 
     def stage(self, staged: StagedWeights) -> MappedWeights:
         """Map a version and check that it is like the first one. Raises: CheckpointError."""
@@ -52,14 +54,25 @@ class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
             raise CheckpointError("the staged weights are not the tensors that this engine began with")
         mapped = MappedWeights(staged)
         self.layout, self.staged = staged.places, mapped
+        places = _plain_parameters(self.model)
+        plain: list[tuple[nn.Parameter, Tensor]] = []
+        packed: list[tuple[str, Tensor]] = []
+        for name, tensor in mapped.tensors():
+            place = places.get(name)
+            if place is not None and place.shape == tensor.shape:
+                plain.append((place, tensor))
+            else:
+                packed.append((name, tensor))
+        self._plain, self._packed = plain, packed
         return mapped
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         """Nothing to do."""
 
     def start_weight_update(self) -> None:
-        """Make every layer ready to be loaded anew."""
-        initialize_layerwise_reload(self.model)
+        """Make the layers whose weights are packed ready to be loaded anew; others are simply written to."""
+        for part in _packed_parts(self.model):
+            initialize_layerwise_reload(part)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load the staged version. Raises: CheckpointError where another one, or none, is staged."""
@@ -73,19 +86,39 @@ class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         if self.staged is None or self.staged.version != update_info.version:
             found = "none" if self.staged is None else f"version {self.staged.version}"
             raise CheckpointError(f"{found} is staged, expected version {update_info.version}")
-        self.model.load_weights(self.staged.tensors())
+        with torch.no_grad():
+            for place, tensor in self._plain:
+                place.copy_(tensor)
+        self.model.load_weights(self._packed)
 
     def finish_weight_update(self) -> None:
         """Repack what is loaded, and let go of the memory."""
-        finalize_layerwise_reload(self.model, self.model_config)
+        for part in _packed_parts(self.model):
+            finalize_layerwise_reload(part, self.model_config)
         _repack_tied(self.model)
         assert self.staged is not None
         self.model.weight_version = self.staged.version
-        self.staged = None
+        self.shutdown()
 
     def shutdown(self) -> None:
         """Let go of the memory."""
+        self._plain = self._packed = ()
         self.staged = None
+
+
+def _packed_parts(model: nn.Module) -> list[nn.Module]:
+    """Children of a model that hold layers of vLLM's, which keep weights as their kernels want them.
+
+    The rest, such as vision towers, computes with the very tensors that are loaded: reloading that layer by layer would
+    take most of an update's time.
+    """
+    return [part for part in model.children() if any(hasattr(layer, "quant_method") for layer in part.modules())]
+
+
+def _plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of the rest, by name: what is loaded into them is written as it is."""
+    packed = {id(parameter) for part in _packed_parts(model) for parameter in part.parameters()}
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in packed}
 
 
 def _repack_tied(model: nn.Module) -> None:
