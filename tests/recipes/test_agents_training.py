@@ -17,7 +17,8 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.observe import RunDirectory
-from vla_rl.recipes.grpo_pair import AgentsConfig, GrpoPairConfig, policies_of, starts_of
+from vla_rl.recipes.grpo_pair import AgentsConfig, GrpoPairConfig, policies_of
+from vla_rl.recipes.grpo_text import starts_of
 from vla_rl.recipes.pipelines import with_pipeline
 from vla_rl.recipes.team import Member, Team
 from vla_rl.recipes.training import Outcome, train

@@ -8,7 +8,7 @@ that ships (small, made by `sft_text`) knows how to call and half knows when; a 
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import vla_rl
 from vla_rl.engines import CriticConfig, EngineConfig, LearnerConfig, OptimizerConfig
@@ -18,6 +18,7 @@ from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.recipes.evaluation.validation import Validation
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
+from vla_rl.recipes.team import RunModel, Team
 from vla_rl.recipes.training_config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.types import EnvSpec, Sampling, derive_seed
@@ -67,13 +68,17 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.num_validation >= 0, "num_validation", "at least 0")
 
+    @property
+    def env(self) -> EnvSpec:
+        """What is played."""
+        return EnvSpec(id=ENV_ID, kwargs={"num_operators": self.num_operators, "num_digits": self.num_digits})
+
 
 def starts_of(config: GrpoTextConfig, kind: str, num: int) -> list[TaskStart]:
-    """Sums of one kind, `train` or `validation`, each drawn from seeds of its own."""
-    kwargs = {"num_operators": config.num_operators, "num_digits": config.num_digits}
-    env = EnvSpec(id=ENV_ID, kwargs=kwargs)
+    """Episodes of one kind, `train` or `validation`, each drawn from seeds of its own."""
+    env = config.env
     return [
-        TaskStart(env=env, task=ENV_ID, seed=derive_seed(config.run.seed, kind, number) % 2**31)
+        TaskStart(env=env, task=env.id, seed=derive_seed(config.run.seed, kind, number) % 2**31)
         for number in range(num)
     ]
 
@@ -87,15 +92,19 @@ def validation_of(config: GrpoTextConfig) -> Validation | None:
     return Validation(starts, config.num_tries, agent, Sampling(temperature=config.temperature))
 
 
-async def main(command: Command[TrainingLaunch, GrpoTextConfig]) -> int:
-    """Plan, draw or train, as the command line says."""
-    config = command.config
-    model = CausalLanguageModel.load(config.policy)
+async def launch_text(command: Command[TrainingLaunch, Any], model: RunModel | Team) -> int:
+    """Plan, draw or train `model`, as the command line says."""
+    config: GrpoTextConfig = command.config
     footprint = EpisodeFootprint(
-        what_runs=ENV_ID, simulator_mb=0, server_mb=0, chunk_bytes=4096, num_chunks=config.chat.max_turns
+        what_runs=config.env.id, simulator_mb=0, server_mb=0, chunk_bytes=4096, num_chunks=config.chat.max_turns
     )
     starts = starts_of(config, "train", config.num_starts)
     return await launch(command, starts, model, footprint, judge=validation_of(config))
+
+
+async def main(command: Command[TrainingLaunch, GrpoTextConfig]) -> int:
+    """Plan, draw or train, as the command line says."""
+    return await launch_text(command, CausalLanguageModel.load(command.config.policy))
 
 
 def cli() -> int:
