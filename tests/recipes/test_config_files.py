@@ -1,5 +1,7 @@
 """A configuration comes from a file and the command line, and nothing in either is ignored."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,13 @@ def test_a_wrong_file_is_refused_with_the_file_and_the_key(tmp_path: Path, text:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml cannot be read: No such file"):
         read_config(tmp_path / "none.toml", RunSettings)
+
+
+def test_help_may_be_read_in_part() -> None:
+    command = f"set -o pipefail; {sys.executable} -m vla_rl.recipes.srpo_toy --help | head -1"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.startswith("usage:")
+    assert result.stderr == ""
 
 
 def test_help_teaches_every_option(capsys: pytest.CaptureFixture[str]) -> None:

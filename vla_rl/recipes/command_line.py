@@ -8,6 +8,7 @@ python -m vla_rl.recipes.srpo_libero --dry-run                       the resolve
 import argparse
 import asyncio
 import dataclasses
+import os
 import signal
 import sys
 import traceback
@@ -116,7 +117,11 @@ def run_recipe(
 ) -> int:
     """Run a recipe from the command line on uvloop; an error that we name ends it in one message, without a traceback."""
     try:
-        command = parse_command(launch_type, config_type, description)
+        try:
+            command = parse_command(launch_type, config_type, description)
+        except BrokenPipeError:  # whoever reads `--help` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(main(command))
     except KeyboardInterrupt:
