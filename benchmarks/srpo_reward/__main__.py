@@ -25,12 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.interleaved import print_json_line
-from benchmarks.srpo_reward.episodes import BASE_POLICY, DATA, Episode, load_episodes, save_episodes
+from benchmarks.srpo_reward.episodes import DATA, Episode, load_episodes, save_episodes
 from benchmarks.srpo_reward.study import Score, batch_of, figures_of, scores_of
 from vla_rl.algorithms import EmbeddingConfig, VJepa2Config
 from vla_rl.engines import DeviceLane
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.trajectory_encoders import trajectory_encoder
+from vla_rl.recipes.checkpoints import BASE_POLICY
 
 
 async def study(episodes: list[Episode], encoders: Mapping[str, EmbeddingConfig]) -> dict[str, dict[str, Score]]:

@@ -13,13 +13,10 @@ import imageio_ffmpeg
 import msgspec
 import numpy as np
 
-import vla_rl
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Group, Step, StopReason, Trajectory
 
 STEPS_PER_MOMENT = 4
 DATA = Path(__file__).parent / "data"
-BASE_POLICY = Path(vla_rl.__file__).parent / "assets" / "libero_object_base"
-"""The half-trained policy: who plays, and whose eyes the encoder `policy` is."""
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,13 +15,14 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from benchmarks.srpo_reward.episodes import BASE_POLICY, STEPS_PER_MOMENT, Episode
+from benchmarks.srpo_reward.episodes import STEPS_PER_MOMENT, Episode
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.demonstrations import CorrelatedNoise
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts import Expert
 from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.recipes.checkpoints import BASE_POLICY
 from vla_rl.types import Observation, Sampling, derive_seed
 
 SUITE, STEP_LIMIT, IMAGE_SIZE = "libero_object", 160, 84

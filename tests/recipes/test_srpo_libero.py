@@ -36,8 +36,7 @@ needs_assets = pytest.mark.skipif(
 async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path) -> None:
     config = SrpoLiberoConfig(
         run=RunConfig(name="libero", root=str(tmp_path), updates=1),
-        suite="libero_goal",
-        task_ids=(8,),
+        tasks=("libero_goal/8",),
         step_limit=16,
         image_size=64,
         group_size=2,
@@ -71,7 +70,9 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path
 
 
 def test_held_out_starts_are_not_those_of_training() -> None:
-    config = SrpoLiberoConfig(task_ids=(1, 4), held_out=HeldOutConfig(init_states="48-49", scene_seeds="1-2"))
+    config = SrpoLiberoConfig(
+        tasks=("libero_object/1,4",), held_out=HeldOutConfig(init_states="48-49", scene_seeds="1-2")
+    )
     episodes = held_out_episodes(config)
     assert len(episodes) == 8
     assert {episode.options["init_state_id"] for episode in episodes} == {48, 49}
@@ -81,17 +82,40 @@ def test_held_out_starts_are_not_those_of_training() -> None:
 
 
 def test_groups_of_a_task_start_from_the_training_states_only() -> None:
-    starts = starts_of(SrpoLiberoConfig(task_ids=(1, 4), train_init_states=3))
-    assert [(start.task, start.options["init_state_id"]) for start in starts] == [
-        ("libero_object/1", 0), ("libero_object/1", 1), ("libero_object/1", 2),
-        ("libero_object/4", 0), ("libero_object/4", 1), ("libero_object/4", 2),
+    starts = starts_of(SrpoLiberoConfig(tasks=("libero_object/1", "libero_goal/4"), train_init_states=2))
+    assert [(start.env.id, start.env.kwargs["task_id"], start.options["init_state_id"]) for start in starts] == [
+        ("vla_rl/libero_object-v0", 1, 0), ("vla_rl/libero_object-v0", 1, 1),
+        ("vla_rl/libero_goal-v0", 4, 0), ("vla_rl/libero_goal-v0", 4, 1),
     ]  # fmt: skip
+
+
+def test_tasks_are_named_by_suite_and_number_each_played_once() -> None:
+    tasks = SrpoLiberoConfig(tasks=("libero_object/8,0-1", "libero_goal", "libero_object/1-2")).played
+    of_object = ["libero_object/8", "libero_object/0", "libero_object/1"]
+    assert [task.key for task in tasks] == [
+        *of_object,
+        *(f"libero_goal/{number}" for number in range(10)),
+        "libero_object/2",
+    ]
+
+
+def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_path: Path) -> None:
+    for config, quality in [
+        (SrpoLiberoConfig(), "fast"),
+        (SrpoLiberoConfig(policy=str(tmp_path)), "exact"),
+        (SrpoLiberoConfig(quality="exact"), "exact"),
+        (SrpoLiberoConfig(policy=str(tmp_path), quality="fast"), "fast"),
+    ]:
+        assert {start.env.kwargs["quality"] for start in starts_of(config)} == {quality}
+        assert {episode.env.kwargs["quality"] for episode in held_out_episodes(config)} == {quality}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--task-ids", "10"], "10"),
+        (["--tasks", "libero_object/10"], "tasks of libero_object are '10', expected numbers from 0 to 9"),
+        (["--tasks", "libero_object/one"], "expected 'all', or numbers and ranges such as '0-3,7'"),
+        (["--tasks", "libero_objects"], "suite is 'libero_objects', did you mean 'libero_object'?"),
         (["--train-init-states", "0"], "train_init_states is 0, expected 1 to 100000 starts"),
         (["--step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
     ],
@@ -100,12 +124,6 @@ def test_a_task_that_does_not_exist_is_refused_before_anything_starts(arguments:
     with pytest.raises((ConfigError, SystemExit)) as caught:
         parse_command(TrainingLaunch, SrpoLiberoConfig, "SRPO on LIBERO.", arguments)
     assert message in str(caught.value)
-
-
-def test_an_unknown_suite_is_refused_with_the_ones_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_command(TrainingLaunch, SrpoLiberoConfig, "SRPO on LIBERO.", ["--suite", "libero_objects"])
-    assert "libero_object" in capsys.readouterr().err
 
 
 def test_without_assets_the_run_is_refused_before_anything_starts(tmp_path: Path) -> None:

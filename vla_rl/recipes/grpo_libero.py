@@ -12,7 +12,7 @@ from vla_rl.recipes.training_config import FilterConfig, RunConfig
 
 
 class GrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
-    """GRPO on tasks of one LIBERO suite."""
+    """GRPO on LIBERO."""
 
     run: RunConfig = RunConfig(name="grpo_libero", updates=12)
     pipeline: str = "embodied_grpo"

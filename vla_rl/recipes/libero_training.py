@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from vla_rl.engines import LearnerConfig, OptimizerConfig
 from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
-from vla_rl.envs.libero.tasks import NUM_STARTS, find_task, step_limit_of
+from vla_rl.envs.libero.tasks import NUM_STARTS, Task, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, load_policy
 from vla_rl.recipes.command_line import Command, TrainingLaunch
-from vla_rl.recipes.evaluation import HeldOutJudge, libero_env, libero_episode, numbers_in, write_strip
+from vla_rl.recipes.evaluation import HeldOutJudge, libero_env, libero_episode, numbers_in, tasks_in, write_strip
 from vla_rl.recipes.evaluation.libero import SERVER_MB, SIMULATOR_MB
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
@@ -44,24 +44,21 @@ class HeldOutConfig(Config, frozen=True, kw_only=True):
 
 
 class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
-    """Reinforcement learning on tasks of one LIBERO suite; the defaults are for the small policy that ships."""
+    """Reinforcement learning on LIBERO's tasks; the defaults are for the small policy that ships."""
 
     group_size: int = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(optimizer=OptimizerConfig(lr=3e-4), minibatch_trajectories=4)
 
-    suite: Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"] = "libero_object"
-    """LIBERO's suite."""
-
-    task_ids: tuple[int, ...] = (1,)
-    """Tasks of the suite, in LIBERO's own order."""
+    tasks: tuple[str, ...] = ("libero_object/1",)
+    """Suites, such as libero_goal, or some of a suite's tasks in LIBERO's own order, such as libero_goal/0-3,7."""
 
     train_init_states: int = 40
     """The first so many starts of each task are trained on, the rest stay unseen: LIBERO's fixed initial states and then,
     where it ships no more, starts that are drawn from the task's regions."""
 
     step_limit: int | None = None
-    """Control steps after which an episode is a failure; none for the suite's published limit."""
+    """Control steps after which an episode is a failure; none for each suite's published limit."""
 
     image_size: int = 84
     """Side in pixels of the cameras' pictures; the policy resizes them to its own."""
@@ -98,15 +95,15 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.lora_rank is None or self.lora_rank >= 1, "lora_rank", "at least 1, or none")
-        self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
-        for task_id in self.task_ids:
-            try:
-                find_task(self.suite, task_id)
-            except ValueError as error:
-                raise ConfigError(str(error)) from error
+        self.require(len(self.played) > 0, "tasks", "at least one task")
         self.require(0 < self.train_init_states <= MOST_TRAINED, "train_init_states", f"1 to {MOST_TRAINED} starts")
         self.require(self.step_limit is None or self.step_limit >= 1, "step_limit", "at least 1 control step, or none")
         held_out_episodes(self)
+
+    @property
+    def played(self) -> tuple[Task, ...]:
+        """The tasks that `tasks` names."""
+        return tasks_in(self.tasks, "tasks")
 
     @property
     def pictures(self) -> Literal["fast", "exact"]:
@@ -119,8 +116,7 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
     wanted, episodes = config.held_out, list[EpisodeSpec]()
     if wanted.init_states is None:
         return []
-    for task_id in config.task_ids:
-        task = find_task(config.suite, task_id)
+    for task in config.played:
         states = numbers_in(wanted.init_states, task.num_init_states, "held_out.init_states", limit=NUM_STARTS)
         if min(states) < config.train_init_states:
             raise ConfigError(
@@ -129,8 +125,8 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
             )
         for scene_seed in numbers_in(wanted.scene_seeds, 1 << 31, "held_out.scene_seeds"):
             env = libero_env(
-                config.suite,
-                task_id,
+                task.suite,
+                task.task_id,
                 assets=config.assets,
                 image_size=config.image_size,
                 step_limit=config.step_limit,
@@ -148,18 +144,18 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
 def starts_of(config: LiberoConfig) -> list[TaskStart]:
     """Every task from every initial state that is trained on."""
     starts = []
-    for task_id in config.task_ids:
+    for task in config.played:
         kwargs = {
-            "task_id": task_id,
+            "task_id": task.task_id,
             "image_size": config.image_size,
             "step_limit": config.step_limit,
             "assets": config.assets,
             "physics": config.physics,
             "quality": config.pictures,
         }
-        env = EnvSpec(id=f"vla_rl/{config.suite}-v0", kwargs=kwargs)
+        env = EnvSpec(id=f"vla_rl/{task.suite}-v0", kwargs=kwargs)
         starts += [
-            TaskStart(env=env, task=f"{config.suite}/{task_id}", options={"init_state_id": state})
+            TaskStart(env=env, task=task.key, options={"init_state_id": state})
             for state in range(config.train_init_states)
         ]
     return starts
@@ -186,7 +182,7 @@ def starting_policy(config: LiberoConfig) -> "VlaPolicy":
 async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    about: dict[str, str] = {"suite": config.suite, "physics": config.physics, "quality": config.pictures}
+    about: dict[str, str] = {"tasks": " ".join(config.tasks), "physics": config.physics, "quality": config.pictures}
     if not (command.launch.dry_run or command.launch.draw):
         assets = _assets_of(config)
         print(f"LIBERO's assets are those in {assets.path} ({assets.source})", flush=True)
@@ -205,15 +201,19 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
         starts_of(config),
         model,
         EpisodeFootprint(
-            what_runs=f"{config.suite}, tasks {', '.join(map(str, config.task_ids))}",
+            what_runs=" ".join(config.tasks),
             simulator_mb=SIMULATOR_MB,
             server_mb=SERVER_MB,
             chunk_bytes=2 * 3 * config.image_size**2 + 2048,
-            num_chunks=-(-(config.step_limit or step_limit_of(config.suite)) // model.config.chunk_size),
+            num_chunks=-(-_longest_episode(config) // model.config.chunk_size),
         ),
         about,
         HeldOutJudge(held_out, film=write_strip) if held_out else None,
     )
+
+
+def _longest_episode(config: LiberoConfig) -> int:
+    return config.step_limit or max(step_limit_of(task.suite) for task in config.played)
 
 
 def _split_of(config: LiberoConfig) -> str:

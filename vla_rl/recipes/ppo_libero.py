@@ -14,7 +14,7 @@ from vla_rl.rollout import SchedulerConfig
 
 
 class PpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
-    """PPO on tasks of one LIBERO suite."""
+    """PPO on LIBERO."""
 
     run: RunConfig = RunConfig(name="ppo_libero", updates=12)
     pipeline: str = "embodied_ppo"

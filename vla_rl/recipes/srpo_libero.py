@@ -12,7 +12,7 @@ from vla_rl.recipes.training_config import RunConfig
 
 
 class SrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
-    """SRPO on tasks of one LIBERO suite."""
+    """SRPO on LIBERO."""
 
     run: RunConfig = RunConfig(name="srpo_libero", updates=12)
 

@@ -5,7 +5,7 @@ planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, video
 """
 
 from vla_rl.recipes.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
-from vla_rl.recipes.evaluation.libero import check_starts, libero_env, libero_episode, numbers_in
+from vla_rl.recipes.evaluation.libero import check_starts, libero_env, libero_episode, numbers_in, tasks_in
 from vla_rl.recipes.evaluation.playing import WithinRange, play_each
 from vla_rl.recipes.evaluation.results import EpisodeResult, ResultFile, result_of, result_table, wilson_interval
 from vla_rl.recipes.evaluation.strips import write_strip
@@ -25,6 +25,7 @@ __all__ = [
     "read_held_out",
     "result_of",
     "result_table",
+    "tasks_in",
     "wilson_interval",
     "write_strip",
 ]

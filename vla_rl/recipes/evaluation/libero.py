@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
-from vla_rl.envs.libero.tasks import NUM_STARTS, find_task
+from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, list_tasks
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.evaluation.results import Key
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
@@ -43,6 +43,27 @@ def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> 
             raise ConfigError(f"{what} are {text!r}, expected numbers from 0 to {highest}")
         chosen |= dict.fromkeys(range(int(first), int(last or first) + 1))
     return tuple(chosen)
+
+
+def tasks_in(texts: Sequence[str], what: str) -> tuple[Task, ...]:
+    """The tasks that `texts` name, in order and each once: a suite, or some of its tasks, such as "libero_goal/0-3,7".
+
+    Args:
+        texts: as they were given.
+        what: whose tasks they are, for the error.
+
+    Raises: ConfigError.
+    """
+    chosen: dict[str, Task] = {}
+    for text in texts:
+        suite, _, numbers = text.partition("/")
+        try:
+            tasks = list_tasks(suite)
+        except ValueError as error:
+            raise ConfigError(f"{what}: {error}") from error
+        of_suite = numbers_in(numbers if "/" in text else "all", len(tasks), f"{what} of {suite}")
+        chosen |= {tasks[number].key: tasks[number] for number in of_suite}
+    return tuple(chosen.values())
 
 
 def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]) -> None:
