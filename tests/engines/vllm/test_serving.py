@@ -7,8 +7,10 @@ import torch
 from small_policies import observe, oft_policy, speaking_policy, token_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.vllm import VllmConfig
+from vla_rl.engines.vllm import VllmConfig, VllmEngine
 from vla_rl.errors import ConfigError, ContextOverflow
+from vla_rl.models.language import TinyConfig
+from vla_rl.models.language import tiny as tiny_speaker
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LoraConfig
@@ -78,6 +80,15 @@ def test_policies_that_no_engine_computes_as_the_learner_does_are_refused() -> N
     llm = msgspec.structs.replace(shape.llm, rope_inv_freq_dtype="bfloat16")
     with pytest.raises(ConfigError, match="rope_inv_freq_dtype"):
         serve(OpenVlaOft.create(msgspec.structs.replace(shape, llm=llm), seed=0))
+
+
+async def test_attention_heads_that_vllm_has_no_cpu_kernel_for_are_refused_before_a_process_starts() -> None:
+    policy = tiny_speaker(TinyConfig(hidden_size=64, num_heads=4), ["open the drawer"], seed=0)
+    async with DeviceLane(1) as lane:
+        with pytest.raises(
+            ConfigError, match="no CPU kernel for attention heads of 16 numbers, expected one of 32, 64"
+        ):
+            VllmEngine(serve(policy), lane, EngineConfig())
 
 
 @pytest.mark.parametrize("field", ["num_engines", "max_requests", "attempts", "health_every_s", "update_timeout_s"])

@@ -26,7 +26,7 @@ from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
 from vla_rl.engines.vllm.keeper import Keeper
-from vla_rl.engines.vllm.layout import write_folder
+from vla_rl.engines.vllm.layout import refuse_heads_without_kernel, write_folder
 from vla_rl.engines.vllm.publication import Publication, UpdateTimes
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.requests import Answer
@@ -69,6 +69,8 @@ class VllmEngine:
             )
         self._served, self._lane, self._config = served, lane, config
         self._layout = served.layout
+        if build == "cpu":
+            refuse_heads_without_kernel(self._layout)
         self._weight_version = weight_version
         self._remote = nn.Module()
         mode = config.vllm.update_mode or ("keep" if self._layout.num_tokens is None else "drain")

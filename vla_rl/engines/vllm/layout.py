@@ -7,6 +7,7 @@ import msgspec
 
 from vla_rl.engines.vllm.config import VllmConfig
 from vla_rl.engines.vllm.served import EngineLayout
+from vla_rl.errors import ConfigError
 
 TRANSFER_BACKEND: Final = "vla_rl"
 """vLLM's name for weights that come through shared memory."""
@@ -16,6 +17,21 @@ TRANSFER_CLASS: Final = ("vla_rl.engines.vllm.transfer", "SharedMemoryTransfer")
 WORKER_EXTENSION: Final = "vla_rl.engines.vllm.transfer.WorkerExtension"
 
 LOGITS_PROCESSOR: Final = "vla_rl.engines.vllm.greedy:GreedyTemperature"
+
+
+CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Numbers in an attention head that the CPU kernels of vLLM 0.32 are made for; with others its process crashes."""
+
+
+def refuse_heads_without_kernel(layout: EngineLayout) -> None:
+    """Raise ConfigError where a CPU build of vLLM would crash on the model's attention."""
+    trunk = layout.config.get("text_config", layout.config)
+    head_size = trunk.get("head_dim") or trunk["hidden_size"] // trunk["num_attention_heads"]
+    if head_size not in CPU_HEAD_SIZES:
+        raise ConfigError(
+            f"engine 'vllm' has no CPU kernel for attention heads of {head_size} numbers, expected one of "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}; take engine 'torch', or a policy with other heads"
+        )
 
 
 def write_folder(folder: Path, layout: EngineLayout) -> None:
