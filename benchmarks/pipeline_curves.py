@@ -46,7 +46,6 @@ class Measured(NamedTuple):
 CARTPOLE: Final = ("--chunk-size", "2", "--step-limit", "100", "--simulators.num-envs", "4")
 WIDER_CLIP: Final = ("--learner.loss.clip-low", "0.02", "--learner.loss.clip-high", "0.03")
 LIBERO: Final = ("--assets", "stand-ins")
-VLLM: Final = ("--engine", "vllm")
 SYNCHRONOUS: Final = ("--scheduler.max-staleness", "0")
 
 CURVES: Final = {
@@ -58,7 +57,6 @@ CURVES: Final = {
     "embodied_srpo": Curve("srpo_libero", LIBERO, "rollout/success_rate"),
     "embodied_srpo_released": Curve("srpo_libero", (*LIBERO, "--srpo.rule", "released"), "rollout/success_rate"),
     "embodied_srpo_synchronous": Curve("srpo_libero", (*LIBERO, *SYNCHRONOUS), "rollout/success_rate"),
-    "embodied_srpo_vllm": Curve("srpo_libero", (*LIBERO, *VLLM), "rollout/success_rate"),
     "embodied_grpo": Curve("grpo_libero", LIBERO, "rollout/success_rate"),
     "embodied_ppo": Curve("ppo_libero", LIBERO, "rollout/success_rate"),
     "text_grpo": Curve("grpo_text", (), "reward/mean"),
