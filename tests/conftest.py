@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 

@@ -2,15 +2,14 @@
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from processes import all_end, children_of, named_memory_of, those_left
 from sample_actors import Counter, CrashLoop, DiesAtBirth
 
 from vla_rl.actors import ChildProcess, RestartPolicy, Runtime
@@ -202,7 +201,6 @@ async def test_the_environment_of_a_child_can_be_set() -> None:
 def test_kill_9_of_the_parent_leaves_no_child_no_socket_and_no_shared_memory(
     tmp_path: Path, program_environment: dict[str, str]
 ) -> None:
-    before = shared_memory()
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=program_environment
     ) as program:
@@ -210,12 +208,13 @@ def test_kill_9_of_the_parent_leaves_no_child_no_socket_and_no_shared_memory(
         children = [int(word) for word in program.stdout.readline().split()]
         pidfds = [os.pidfd_open(pid) for pid in children]
         assert len(children) == 3
+        memory = named_memory_of([program.pid, *children])
         assert f"vla_rl-{program.pid}-" in Path("/proc/net/unix").read_text()
         program.kill()
         program.wait()
         assert all_end(pidfds, within_s=20)
         assert f"vla_rl-{program.pid}-" not in Path("/proc/net/unix").read_text()
-        assert shared_memory() <= before
+        assert those_left(memory) == []
         assert list(tmp_path.iterdir()) == []
 
 
@@ -235,22 +234,3 @@ def test_ctrl_c_stops_in_order_because_children_leave_it_to_their_parent(
         assert program.wait(timeout=30) == 130
         assert all_end(pidfds, within_s=1)
     assert (tmp_path / "stopped").read_text() == "stopped"
-
-
-def all_end(pidfds: Sequence[int], within_s: float) -> bool:
-    """Wait for the end of every process; closes the descriptors."""
-    until = time.monotonic() + within_s
-    ended = [bool(select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]) for fd in pidfds]
-    for fd in pidfds:
-        os.close(fd)
-    return all(ended)
-
-
-def children_of(pid: int) -> set[int]:
-    """Processes whose parent is `pid`."""
-    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
-def shared_memory() -> set[str]:
-    """Names in shared memory that could be ours."""
-    return {name for name in os.listdir("/dev/shm") if "vla_rl" in name or name.startswith("psm_")}

@@ -3,16 +3,16 @@
 import asyncio
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from hooks import Heir
+from processes import all_end, children_of, named_memory_of, those_left
 from sample_actors import Counter, CrashLoop
 
 from vla_rl.actors import ChildProcess, ForkServer, PrepareHook, RestartPolicy, Runtime
@@ -236,18 +236,19 @@ async def test_leaving_the_runtime_leaves_neither_server_nor_child() -> None:
 def test_kill_9_of_the_parent_leaves_no_server_no_child_no_socket_and_no_shared_memory(
     program_environment: dict[str, str],
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
     with subprocess.Popen(
         [sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True, env=program_environment
     ) as program:
         assert program.stdout is not None
-        pidfds = [os.pidfd_open(int(word)) for word in program.stdout.readline().split()]
+        pids = [int(word) for word in program.stdout.readline().split()]
+        pidfds = [os.pidfd_open(pid) for pid in pids]
         assert len(pidfds) == 3
+        memory = named_memory_of([program.pid, *pids])
         program.kill()
         program.wait()
         assert all_end(pidfds, within_s=20)
         assert f"vla_rl-{program.pid}-" not in Path("/proc/net/unix").read_text()
-        assert set(os.listdir("/dev/shm")) <= before
+        assert those_left(memory) == []
 
 
 def servers_of_this_process() -> list[int]:
@@ -257,17 +258,3 @@ def servers_of_this_process() -> list[int]:
         if b"vla_rl.actors.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
             found.append(pid)
     return found
-
-
-def children_of(pid: int) -> set[int]:
-    """Processes whose parent is `pid`."""
-    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
-def all_end(pidfds: Sequence[int], within_s: float) -> bool:
-    """Wait for the end of every process; closes the descriptors."""
-    until = time.monotonic() + within_s
-    ended = [bool(select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]) for fd in pidfds]
-    for fd in pidfds:
-        os.close(fd)
-    return all(ended)

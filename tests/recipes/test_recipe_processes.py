@@ -7,13 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_runs import processes_of_session, run_recipe, start_recipe
+from processes import named_memory_of, processes_of_session, those_left
+from toy_runs import run_recipe, start_recipe
 
 from vla_rl.engines import latest_checkpoint
-
-
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
 
 
 def until_line(process: "subprocess.Popen[str]", text: str) -> None:
@@ -33,15 +30,15 @@ def until_gone(session: int) -> None:
 
 @pytest.mark.timeout(200)
 def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) -> None:
-    before = shared_memory()
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "update 2/500")
+    memory = named_memory_of(processes_of_session(process.pid))
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to every process of the group
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "stopping in order" in err
     until_gone(process.pid)
-    assert shared_memory() <= before
+    assert those_left(memory) == []
     (run,) = tmp_path.iterdir()
     checkpoint = latest_checkpoint(run / "checkpoints")
     assert checkpoint is not None
@@ -68,26 +65,26 @@ def test_ctrl_c_before_the_first_update_leaves_a_run_that_can_be_resumed_too(tmp
 
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
-    before = shared_memory()
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "update 1/500")
+    memory = named_memory_of(processes_of_session(process.pid))
     os.killpg(process.pid, signal.SIGINT)
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode in (0, 128 + signal.SIGINT)
     until_gone(process.pid)
-    assert shared_memory() <= before
+    assert those_left(memory) == []
 
 
 def test_kill_9_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
-    before = shared_memory()
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "update 1/500")
     assert len(processes_of_session(process.pid)) >= 3
+    memory = named_memory_of(processes_of_session(process.pid))
     process.kill()
     process.communicate(timeout=30)
     until_gone(process.pid)
-    assert shared_memory() <= before
+    assert those_left(memory) == []
 
 
 def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:

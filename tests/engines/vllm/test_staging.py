@@ -1,9 +1,11 @@
 """Weights in shared memory: every byte arrives, nothing else does, and nothing stays behind."""
 
 import os
+from multiprocessing.shared_memory import SharedMemory
 
 import pytest
 import torch
+from processes import named_memory_of
 from torch import Tensor
 
 from vla_rl.engines.vllm.staging import MappedWeights, Stage
@@ -69,8 +71,12 @@ def test_memory_that_is_gone_cannot_be_mapped() -> None:
 
 
 def test_the_memory_has_no_name_that_could_be_left_behind() -> None:
-    before = set(os.listdir("/dev/shm"))
+    named = SharedMemory(create=True, size=64)
+    before = named_memory_of([os.getpid()])
+    assert f"/dev/shm/{named.name}" in {str(path) for path in before}  # what would be seen
     stage = Stage(tensors(1))
     stage.write(tensors(1), version=1)
-    assert set(os.listdir("/dev/shm")) <= before
+    assert named_memory_of([os.getpid()]) <= before
+    named.close()
+    named.unlink()
     stage.close()

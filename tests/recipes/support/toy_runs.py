@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -71,19 +70,3 @@ def run_recipe(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]
         os.killpg(process.pid, signal.SIGKILL)
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def processes_of_session(pid: int) -> Sequence[int]:
-    """Processes still alive in the session that `pid` began."""
-    alive = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # ended while we looked
-        state, session = fields[0], int(fields[3])
-        if session == pid and state != "Z":
-            alive.append(int(entry.name))
-    return alive

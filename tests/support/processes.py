@@ -1,0 +1,58 @@
+"""Other processes, as a test sees them: who is alive, when it ends, and what it could leave behind."""
+
+import contextlib
+import os
+import re
+import select
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+SHARED_MEMORY = re.compile(r" (/dev/shm/.+?)(?: \(deleted\))?$", re.MULTILINE)
+
+
+def children_of(pid: int) -> set[int]:
+    """Processes whose parent is `pid`."""
+    return {int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def processes_of_session(pid: int) -> Sequence[int]:
+    """Processes still alive in the session that `pid` began."""
+    alive = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # ended while we looked
+        state, session = fields[0], int(fields[3])
+        if session == pid and state != "Z":
+            alive.append(int(entry.name))
+    return alive
+
+
+def all_end(pidfds: Sequence[int], within_s: float) -> bool:
+    """Wait for the end of every process; closes the descriptors."""
+    until = time.monotonic() + within_s
+    ended = [bool(select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]) for fd in pidfds]
+    for fd in pidfds:
+        os.close(fd)
+    return all(ended)
+
+
+def named_memory_of(pids: Iterable[int]) -> set[Path]:
+    """Shared memory with a name that these processes have mapped, and that a kill could therefore leave behind.
+
+    Not all of /dev/shm: other tests, and others on the machine, have theirs there.
+    """
+    names = set[Path]()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended while we looked
+            names |= {Path(name) for name in SHARED_MEMORY.findall(Path(f"/proc/{pid}/maps").read_text())}
+    return names
+
+
+def those_left(names: Iterable[Path]) -> list[Path]:
+    """Which of them still exist."""
+    return [name for name in names if name.exists()]
