@@ -60,6 +60,7 @@ CURVES: Final = {
     "embodied_grpo": Curve("grpo_libero", LIBERO, "rollout/success_rate"),
     "embodied_ppo": Curve("ppo_libero", LIBERO, "rollout/success_rate"),
     "text_grpo": Curve("grpo_text", (), "reward/mean"),
+    "text_grpo_vllm": Curve("grpo_text", ("--engine", "vllm"), "reward/mean"),
     "text_ppo": Curve("grpo_text", ("--pipeline", "ppo"), "reward/mean"),
     "text_dapo": Curve("grpo_text", ("--pipeline", "dapo"), "reward/mean"),
     "text_gspo": Curve("grpo_text", ("--pipeline", "gspo", *WIDER_CLIP), "reward/mean"),

@@ -35,8 +35,9 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     """Of the weights and the conversations."""
 
     shape: TinyConfig = TinyConfig(
-        hidden_size=64, num_layers=2, intermediate_size=256, vocab_size=512, context_size=256
+        hidden_size=64, num_layers=2, num_heads=2, intermediate_size=256, vocab_size=512, context_size=256
     )
+    """Heads of 32 numbers are the smallest that vLLM's CPU kernels know."""
 
     task: Literal["arithmetic", "arithmetic_pair"] = "arithmetic"
     """arithmetic: one agent solves sums, for `grpo_text`; arithmetic_pair: a solver and a checker, for `grpo_pair`."""
