@@ -71,6 +71,10 @@ class DataError(VlaRlError):
     """A data set that lacks something, or holds something else than expected; names the file, the episode and the field."""
 
 
+class PolicyError(VlaRlError):
+    """A policy that answers with what is no number; says which weights, and in which episode."""
+
+
 class ContextOverflow(VlaRlError, ValueError):
     """A prompt that leaves no room for a reply.
 

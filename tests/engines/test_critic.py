@@ -114,3 +114,14 @@ async def test_returns_that_do_not_fit_are_refused(lane: DeviceLane, returns: li
         judged = await critic.values(trajectories)
         with pytest.raises(ValueError, match="returns"):
             await critic.update(trajectories, judged, returns if len(returns) == 1 else returns[:1] * 2)
+
+
+async def test_features_of_another_width_than_was_said_are_refused(lane: DeviceLane) -> None:
+    class Wider(MlpPolicy):
+        feature_size = 7
+
+    policy = mlp()
+    policy.__class__ = Wider
+    critic = Critic(policy, lane, CONFIG, seed=0)
+    with pytest.raises(ValueError, match=r"features gave \[8, \d+\], expected \[B, 7\]"):
+        await critic.values([walk(mlp(), 0, 8)])

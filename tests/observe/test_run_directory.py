@@ -50,6 +50,15 @@ def test_resuming_opens_the_same_folder_and_notes_the_new_versions(tmp_path) -> 
     assert (run.path / "versions-2.json").is_file()
 
 
+def test_a_resume_with_another_configuration_notes_it(tmp_path) -> None:
+    run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
+    run.go_on_with(ExampleConfig())
+    assert [path.name for path in run.path.glob("config*")] == ["config.json"]
+    run.go_on_with(ExampleConfig(suite="libero_10"))
+    assert run.config.name == "config-2.json"
+    assert msgspec.json.decode(run.config.read_bytes(), type=ExampleConfig).suite == "libero_10"
+
+
 def test_resuming_what_is_no_run_names_the_runs_there_are(tmp_path) -> None:
     run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
     with pytest.raises(ConfigError, match=f"no config.json.*runs in .* are: {run.path.name}"):

@@ -48,6 +48,18 @@ def policy(seed: int = 0) -> CausalLanguageModel:
     return tiny(SHAPE, ["go on"], seed=seed)
 
 
+def test_a_policy_that_lacks_methods_is_refused_with_their_names() -> None:
+    class Half:
+        network = None
+
+        def render(self) -> None: ...
+
+    with pytest.raises(
+        ConfigError, match=r"Half lacks checkpoint_files, .*stop_tokens of vla_rl.engines.LanguageModel"
+    ):
+        Member(Half())  # type: ignore[arg-type]
+
+
 def pair(updates_per_turn: int | None = None) -> Team:
     return Team({"left": Member(policy(1)), "right": Member(policy(2))}, updates_per_turn)
 

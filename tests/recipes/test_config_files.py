@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vla_rl.errors import ConfigError, EnvError, GraphError
+from vla_rl.errors import CheckpointError, ConfigError, EnvError, GraphError
 from vla_rl.recipes.command_line import Launch, TrainingLaunch, explain, parse_command
 from vla_rl.recipes.config_files import read_config
 from vla_rl.types import Config
@@ -116,6 +116,17 @@ def test_a_mistake_in_a_node_is_explained_with_its_own_traceback() -> None:
     assert text.startswith("error: GraphError: node 'reward' failed in update 3")
     assert "Traceback" in text
     assert "ZeroDivisionError: a mistake" in text
+
+
+def test_a_damaged_file_is_explained_in_two_lines() -> None:
+    try:
+        raise CheckpointError("model.safetensors is damaged") from ValueError("header too short")
+    except CheckpointError as error:
+        text = explain(error)
+    assert text.splitlines() == [
+        "error: CheckpointError: model.safetensors is damaged",
+        "because of: ValueError: header too short",
+    ]
 
 
 def test_a_deliberate_error_is_explained_without_a_traceback_but_with_its_notes() -> None:

@@ -11,16 +11,18 @@ from toy_runs import small_run
 
 from vla_rl.actors import Runtime
 from vla_rl.data import LeRobotWriter, read_lerobot
-from vla_rl.errors import ConfigError, EnvError
+from vla_rl.errors import ConfigError, EnvError, PolicyError
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
-from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, WithinRange, numbers_in, play_each, wilson_interval
+from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, numbers_in, play_each, wilson_interval, within_range
 from vla_rl.recipes.evaluation.plan import planned_episodes
 from vla_rl.recipes.evaluation.results import by_task, summary_of
 from vla_rl.recipes.recording import EpisodeRecorder
 from vla_rl.recipes.srpo_toy import main
+from vla_rl.recipes.training import train
 from vla_rl.recipes.watch_libero import RandomActions
-from vla_rl.rollout import EpisodeLost, embodied_agent
+from vla_rl.rollout import EpisodeLost, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, Agent, EnvSpec, EpisodeSpec, Observation, Sampling, Trajectory
 
@@ -43,14 +45,16 @@ def toy_episodes(num: int, env: EnvSpec = TOY) -> list[EpisodeSpec]:
     ]
 
 
-async def played(agent: Agent, episodes: Sequence[EpisodeSpec], num_envs: int = 2, **changed: Any) -> list[Trajectory]:
+async def played(
+    agent: Agent, episodes: Sequence[EpisodeSpec], num_envs: int = 2, engine: Any = None, **changed: Any
+) -> list[Trajectory]:
     trajectories: list[Trajectory] = []
 
     async def done(trajectory: Trajectory) -> None:
         trajectories.append(trajectory)
 
     async with Runtime("test") as runtime, SimulatorPool(runtime, SimulatorConfig(num_envs=num_envs)) as pool:
-        await play_each(pool, RandomActions(), agent, episodes, done, **changed)
+        await play_each(pool, engine or RandomActions(), agent, episodes, done, **changed)
     return sorted(trajectories, key=lambda trajectory: trajectory.episode.episode_id)
 
 
@@ -106,22 +110,38 @@ async def test_an_episode_that_is_recorded_already_is_not_recorded_twice(tmp_pat
     assert len(read_lerobot(tmp_path)) == 3
 
 
-class TooFar:
-    """An engine that asks for more than the arm can do."""
+class Fixed:
+    """An engine that always gives the same answer."""
 
     weight_version = 4
 
+    def __init__(self, action: list[float], log_prob: float = -1.0) -> None:
+        self._chunk = ActionChunk(
+            actions=np.array([action], np.float32),
+            tokens=np.array(action, np.float32),
+            log_probs=np.full(len(action), log_prob, np.float32),
+            weight_version=4,
+        )
+
     async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
-        actions = np.array([[1.5, -2.0, 0.25]], np.float32)
-        return ActionChunk(actions=actions, tokens=actions[0], log_probs=actions[0], weight_version=4)
+        return self._chunk
+
+
+TOO_FAR = [1.5, -2.0, 0.25, 0.0, 0.0, 0.0, 0.0]
 
 
 async def test_actions_are_cut_off_where_libero_s_controller_cuts_them_off() -> None:
-    engine = WithinRange(TooFar())
-    chunk = await engine.act({}, Sampling())
-    assert chunk.actions.tolist() == [[1.0, -1.0, 0.25]]
-    assert chunk.tokens.tolist() == [1.5, -2.0, 0.25]
-    assert engine.weight_version == 4
+    (trajectory,) = await played(within_range(embodied_agent), toy_episodes(1), engine=Fixed(TOO_FAR))
+    chunk = trajectory.steps[0].chunk
+    assert chunk.actions[0, :3].tolist() == [1.0, -1.0, 0.25]
+    assert chunk.tokens.tolist() == TOO_FAR
+    with pytest.raises(ValueError, match=r"holds 1\.5 at"):
+        await played(embodied_agent, toy_episodes(1), engine=Fixed(TOO_FAR))
+
+
+async def test_a_policy_whose_numbers_are_none_is_named_at_once() -> None:
+    with pytest.raises(PolicyError, match="in an episode of 'toy/0' are not finite, with the weights after 4 updates"):
+        await played(embodied_agent, toy_episodes(1), engine=Fixed([0.0] * 7, float("nan")))
 
 
 @pytest.mark.parametrize(
@@ -267,3 +287,12 @@ async def test_a_training_recipe_records_its_episodes(tmp_path: Path) -> None:
     assert len(episodes) >= 4  # an update of two groups of two, and what was begun beyond it
     assert {episode.about["weight_version"] for episode in episodes} <= {0, 1}
     assert all(episode.frames["image"](0).shape == (32, 32, 3) for episode in episodes)
+
+
+async def test_a_run_from_python_records_its_episodes_too(tmp_path: Path) -> None:
+    small = small_run(tmp_path / "runs")
+    one = msgspec.structs.replace(small.run, updates=1, record_to=str(tmp_path / "data"))
+    starts = [TaskStart(env=TOY, task="toy/0", options={"init_state_id": 1})]
+    policy = OpenVlaOft.create(tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=4), seed=0)
+    await train(msgspec.structs.replace(small, run=one), starts, policy)
+    assert len(read_lerobot(tmp_path / "data")) >= 4

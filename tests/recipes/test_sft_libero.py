@@ -96,6 +96,9 @@ async def test_a_continuous_policy_goes_on_from_a_checkpoint(tmp_path: Path) -> 
     before, after = (ContinuousOpenVlaOft.load(folder).checkpoint_tensors() for folder in (first, second))
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
+    (first / "action_head--1_checkpoint.pt").touch()
+    with pytest.raises(ConfigError, match=r"has an action head, action_head--1_checkpoint.pt; say continuous"):
+        load_policy(str(first), CheckpointConfig(policy_family="openvla_oft"), "cpu")
 
 
 async def test_adapters_are_merged_into_a_checkpoint_that_anybody_can_load(

@@ -175,6 +175,12 @@ class Critic:
         """Values float32 [B] in units of `value_scale`, with a gradient to what is trained."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._config.trunk == "own"):
             features = self._trunk.features(batch)
+        expected = self._head.hidden.in_features
+        if features.ndim != 2 or features.shape[1] != expected:
+            raise ValueError(
+                f"{type(self._trunk).__name__}.features gave {list(features.shape)}, expected [B, {expected}], as its "
+                "feature_size says"
+            )
         values: Tensor = self._head(features)
         return values
 

@@ -80,6 +80,11 @@ class TokenModel(Protocol[BatchT]):
         ...
 
 
+def missing_methods(model: object, protocol: type) -> list[str]:
+    """Which methods of `TokenModel`, `PolicyModel` or `LanguageModel` an object lacks: its errors would come late."""
+    return [name for name in dir(protocol) if not name.startswith("_") and not hasattr(model, name)]
+
+
 class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
     """A policy over T discrete tokens per decision. T may differ from family to family, not from call to call."""
 

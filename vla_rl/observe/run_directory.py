@@ -1,7 +1,7 @@
 """One folder for one run: what was asked for, with which software, and everything the run leaves behind.
 
 <root>/<name>-<date>-<time>/
-    config.json        the resolved configuration; `read_config` reads it back
+    config.json        the resolved configuration, for `read_config`; config-2.json is that of the first resume with another
     versions.json      Python, packages, commit, platform, command; versions-2.json is that of the first resume
     metrics.jsonl      one line an update
     trace.json         timeline of the nodes, for Perfetto
@@ -45,7 +45,7 @@ class RunDirectory:
             run = cls(_new_folder(root, f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
             for folder in (run.tensorboard, run.checkpoints, run.videos):
                 folder.mkdir()
-            (run.path / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n")
+            (run.path / CONFIG_FILE).write_bytes(_as_json(config))
             run._write_versions()
         except OSError as error:
             raise ConfigError(_not_writable(root, error)) from error
@@ -70,10 +70,19 @@ class RunDirectory:
             raise ConfigError(_not_writable(path, error)) from error
         return run
 
+    def go_on_with(self, config: msgspec.Struct) -> None:
+        """Note the configuration of a resume, where it is not the one before. Raises: ConfigError where it cannot."""
+        if self.config.read_bytes() == _as_json(config):
+            return
+        try:
+            (self.path / f"config-{self._num_configs + 1}.json").write_bytes(_as_json(config))
+        except OSError as error:
+            raise ConfigError(_not_writable(self.path, error)) from error
+
     @property
     def config(self) -> Path:
-        """The resolved configuration, as JSON."""
-        return self.path / CONFIG_FILE
+        """The resolved configuration as JSON, that of the last resume."""
+        return self.path / (CONFIG_FILE if self._num_configs < 2 else f"config-{self._num_configs}.json")
 
     @property
     def metrics(self) -> Path:
@@ -99,10 +108,18 @@ class RunDirectory:
         """Folder of videos."""
         return self.path / "videos"
 
+    @property
+    def _num_configs(self) -> int:
+        return len(list(self.path.glob("config*.json")))
+
     def _write_versions(self) -> None:
         earlier = len(list(self.path.glob("versions*.json")))
         name = "versions.json" if earlier == 0 else f"versions-{earlier + 1}.json"
         (self.path / name).write_text(json.dumps(versions(), indent=2) + "\n")
+
+
+def _as_json(config: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
 
 
 def _new_folder(root: Path, name: str) -> Path:

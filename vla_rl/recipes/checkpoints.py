@@ -70,22 +70,31 @@ def family_of(checkpoint: str) -> Family:
         return "openvla"
     if folder.extension.family == "openvla_oft":
         return "openvla_oft" if folder.extension.head == "tokens" else "continuous"
-    if any(folder.path.glob("action_head*checkpoint*")):
+    if action_head_of(checkpoint) is not None:
         return "continuous"
     raise ConfigError(
-        f"{checkpoint} does not say which policy it is (it has no {EXTENSION_FILE}), expected policy_family openvla, "
-        "openvla_oft or continuous."
+        f"{checkpoint} does not say which policy it is (no family in {EXTENSION_FILE}, no action head beside it); say "
+        "policy_family: openvla, openvla_oft or continuous"
     )
+
+
+def action_head_of(checkpoint: str) -> Path | None:
+    """The file of the action head that stands beside a public checkpoint, if any. Raises: CheckpointError."""
+    return next(iter(sorted(open_folder(checkpoint).path.glob("action_head*checkpoint*"))), None)
 
 
 def load_policy(checkpoint: str, config: CheckpointFormat, device: Device) -> "VlaPolicy":
     """The policy in `checkpoint`, a folder or a hub id, on `device`.
 
-    Raises: ConfigError for a device that is not there, or a family that has to be said; CheckpointError saying what is
-    missing, unknown or damaged.
+    Raises: ConfigError for a device that is not there, or a family that has to be said, or is another; CheckpointError
+    saying what is missing, unknown or damaged.
     """
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     family = family_of(checkpoint) if config.policy_family == "auto" else config.policy_family
+    if family != "continuous" and (head := action_head_of(checkpoint)) is not None:
+        raise ConfigError(
+            f"policy_family is {family!r}, but {checkpoint} has an action head, {head.name}; say continuous"
+        )
     where, key, scale = device_for(device), config.norm_key, config.normalization
     if family == "openvla":
         return openvla.OpenVla.load(checkpoint, norm_key=key, normalization=scale, dtype=dtype, device=where)

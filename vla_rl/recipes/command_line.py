@@ -20,7 +20,8 @@ import msgspec
 import tyro
 import uvloop
 
-from vla_rl.errors import ConfigError, VlaRlError
+from vla_rl.errors import CheckpointError, ConfigError, DataError, VlaRlError
+from vla_rl.observe.run_directory import RunDirectory
 from vla_rl.recipes.config_files import convert, read_config, read_table
 from vla_rl.recipes.pipelines import merged, settings_of
 from vla_rl.recipes.training_config import LearningConfig
@@ -78,7 +79,7 @@ def parse_command(
     early.add_argument("--resume", type=Path)
     early.add_argument("--pipeline")
     known, _ = early.parse_known_args(arguments)
-    path = known.resume / "config.json" if known.resume is not None else known.config
+    path = RunDirectory(known.resume).config if known.resume is not None else known.config
     default = _defaults(config_type, path, known.pipeline)
 
     # Built here because the types of its fields are only known here; the empty names make tyro leave out a prefix.
@@ -142,6 +143,8 @@ def explain(error: VlaRlError) -> str:
     cause = error.__cause__
     if isinstance(cause, VlaRlError):
         lines.append(explain(cause).replace("error:", "because of", 1))
+    elif cause is not None and isinstance(error, CheckpointError | DataError):  # of files: our code is not to blame
+        lines.append(f"because of: {type(cause).__name__}: {cause}")
     elif cause is not None:
         lines += ["because of:", *traceback.format_exception(cause)]
     return "\n".join(line.rstrip("\n") for line in lines)

@@ -39,7 +39,7 @@ from vla_rl.observe.videos import write_video
 from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointConfig, digest_of, load_policy, weight_bytes
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.config_files import read_config
-from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, WithinRange, play_each, result_of, result_table
+from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, play_each, result_of, result_table, within_range
 from vla_rl.recipes.evaluation.libero import Suite, key_of
 from vla_rl.recipes.evaluation.plan import planned_episodes, print_plan
 from vla_rl.recipes.evaluation.results import by_task, summary_of
@@ -225,7 +225,7 @@ async def _play(
             SimulatorPool(runtime, simulators, specs=specs) as pool,
             TorchEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
         ):
-            await play_each(pool, WithinRange(engine), agent, missing, done)
+            await play_each(pool, engine, within_range(agent), missing, done)
 
 
 def _film(config: EvalLiberoConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path) -> None:

@@ -2,8 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from vla_rl.observe import RunDirectory
@@ -13,8 +11,8 @@ from vla_rl.recipes.plan import EpisodeFootprint, print_plan
 from vla_rl.recipes.report import write_report
 from vla_rl.recipes.team import RunModel, Team, num_parameters_of
 from vla_rl.recipes.training import TrainingRun, train
-from vla_rl.recipes.training_config import LearningConfig, TextTrainingConfig
-from vla_rl.rollout import TaskStart, chat_agent, embodied_agent
+from vla_rl.recipes.training_config import LearningConfig
+from vla_rl.rollout import TaskStart
 from vla_rl.types import Agent
 
 ConfigT = TypeVar("ConfigT", bound=LearningConfig)
@@ -32,7 +30,7 @@ async def launch(
     """Do what the command line says with a recipe's starts and policy; returns the exit status.
 
     `about` is what the run's `about.json` says of its environments besides the configuration; `judge` as in `train`; without
-    an `agent`, `chat_agent` plays text environments and `embodied_agent` all others.
+    an `agent` that of `agent_of` plays.
     """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
@@ -42,21 +40,9 @@ async def launch(
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
-    agent = agent or _agent_of(config)
     outcome = await train(config, starts, model, agent=agent, resume=resume, about=about, judge=judge)
     print(f"the report is {await asyncio.to_thread(write_report, outcome.run)}")
     print(f"everything of this run is in {outcome.run.path}")
     if outcome.was_stopped:
         print(f"go on with --resume {outcome.run.path}")
     return 0
-
-
-def _agent_of(config: LearningConfig) -> Agent:
-    if isinstance(config, TextTrainingConfig):
-        return partial(chat_agent, limits=config.chat)
-    if config.run.record_to is None:
-        return embodied_agent
-    from vla_rl.data import LeRobotWriter  # only where episodes are recorded
-    from vla_rl.recipes.recording import EpisodeRecorder
-
-    return EpisodeRecorder(LeRobotWriter(Path(config.run.record_to))).agent

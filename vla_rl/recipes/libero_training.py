@@ -11,9 +11,18 @@ from vla_rl.engines import LearnerConfig, OptimizerConfig
 from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
 from vla_rl.envs.libero.tasks import NUM_STARTS, Task, step_limit_of
 from vla_rl.errors import ConfigError
+from vla_rl.recipes.agents import agent_of
 from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, load_policy
 from vla_rl.recipes.command_line import Command, TrainingLaunch
-from vla_rl.recipes.evaluation import HeldOutJudge, libero_env, libero_episode, numbers_in, tasks_in, write_strip
+from vla_rl.recipes.evaluation import (
+    HeldOutJudge,
+    libero_env,
+    libero_episode,
+    numbers_in,
+    tasks_in,
+    within_range,
+    write_strip,
+)
 from vla_rl.recipes.evaluation.libero import SERVER_MB, SIMULATOR_MB
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
@@ -209,6 +218,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
         ),
         about,
         HeldOutJudge(held_out, film=write_strip) if held_out else None,
+        within_range(agent_of(config)),
     )
 
 

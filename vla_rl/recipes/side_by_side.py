@@ -20,6 +20,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.recipes import grpo_text, srpo_toy
 from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.recipes.evaluation.playing import within_range
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.nodes.rewards import RewardConfig
 from vla_rl.recipes.plan import EpisodeFootprint
@@ -91,7 +92,7 @@ def play_either(limits: ChatLimits) -> Agent:
                 f"with the members {ROBOT!r} and {LANGUAGE!r}"
             )
         if not is_text:
-            return decided_by(await embodied_agent(env, policies[ROBOT]), ROBOT)
+            return decided_by(await within_range(embodied_agent)(env, policies[ROBOT]), ROBOT)
         speakers = dict(policies)
         if LANGUAGE in policies:
             speakers[DEFAULT_AGENT] = policies[LANGUAGE]

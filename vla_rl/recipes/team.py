@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vla_rl.engines import DeviceLane, EngineConfig, LanguageModel, Learner, LearnerConfig, PolicyModel, TorchEngine
+from vla_rl.engines.policy_model import missing_methods
 from vla_rl.engines.team import LearnerTeam
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.training_config import LearningConfig
@@ -27,7 +28,7 @@ RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
 
 @dataclass(frozen=True)
 class Member:
-    """One policy of a team."""
+    """One policy of a team. Raises: ConfigError where it lacks what engines and learners will ask of it."""
 
     model: RunModel
 
@@ -36,6 +37,15 @@ class Member:
 
     learner: LearnerConfig | None = None
     """How it learns; none takes the run's. Its loss has to be one that the run's pipeline is made for."""
+
+    def __post_init__(self) -> None:
+        protocol = LanguageModel if hasattr(self.model, "render") else PolicyModel
+        missing = missing_methods(self.model, protocol)
+        if missing:
+            raise ConfigError(
+                f"{type(self.model).__name__} lacks {', '.join(missing)} of vla_rl.engines.{protocol.__name__}; "
+                "docs/policies.md shows a whole one"
+            )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from vla_rl.engines import Checkpoint, latest_checkpoint, load_checkpoint
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, Update
 from vla_rl.observe import LiveView, MetricLog, RunDirectory, Snapshot, print_summary
+from vla_rl.recipes.agents import agent_of
 from vla_rl.recipes.chaos import chaos
 from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.parts import TrainingParts
@@ -28,7 +29,7 @@ from vla_rl.recipes.pools import simulator_pids, what_plays
 from vla_rl.recipes.stopping import StopSignal
 from vla_rl.recipes.team import RunModel, Team
 from vla_rl.recipes.training_config import LearningConfig
-from vla_rl.rollout import TaskStart, embodied_agent
+from vla_rl.rollout import TaskStart
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
@@ -50,7 +51,7 @@ async def train(
     starts: Sequence[TaskStart],
     model: RunModel | Team,
     *,
-    agent: Agent = embodied_agent,
+    agent: Agent | None = None,
     customise: Customise = lambda pipeline: pipeline,
     resume: RunDirectory | None = None,
     about: Mapping[str, str] | None = None,
@@ -62,7 +63,7 @@ async def train(
         config: the pipeline and its settings, sizes, seeds and what the run leaves behind.
         starts: what to play: environments, tasks and initial states.
         model: the policy, or a `Team` of them.
-        agent: plays one episode.
+        agent: plays one episode; without one, that of `agent_of`, which also records.
         customise: changes the pipeline before it is built.
         resume: the directory of an earlier run, to go on from its newest checkpoint.
         about: what results depend on besides the configuration, such as which assets were found; for `about.json`.
@@ -81,6 +82,7 @@ async def train(
     training = TrainingRun(
         config, starts, model, agent=agent, customise=customise, judge=judge, first_update=first_update
     )
+    resume.go_on_with(config)
     return await training.execute(resume, checkpoint)
 
 
@@ -96,13 +98,13 @@ class TrainingRun:
         starts: Sequence[TaskStart],
         model: RunModel | Team,
         *,
-        agent: Agent = embodied_agent,
+        agent: Agent | None = None,
         customise: Customise = lambda pipeline: pipeline,
         judge: Judge | None = None,
         first_update: int = 0,
     ) -> None:
         self._config, self._judge = config, judge
-        self._parts = TrainingParts(config, starts, model, agent=agent, first_update=first_update)
+        self._parts = TrainingParts(config, starts, model, agent=agent or agent_of(config), first_update=first_update)
         self.graph: TaskGraph = customise(make_pipeline(self._parts)).build()
 
     @property

@@ -28,7 +28,7 @@ from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
 from vla_rl.recipes.checkpoints import CheckpointConfig, load_policy
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
-from vla_rl.recipes.evaluation import WithinRange, check_starts, libero_env, libero_episode, play_each, result_of
+from vla_rl.recipes.evaluation import check_starts, libero_env, libero_episode, play_each, result_of, within_range
 from vla_rl.recipes.evaluation.libero import Suite
 from vla_rl.rollout import PolicyEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
@@ -138,7 +138,7 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
         return RandomActions()
     lane = await stack.enter_async_context(DeviceLane(1))
     model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
-    return WithinRange(await stack.enter_async_context(TorchEngine(model, lane, EngineConfig())))
+    return await stack.enter_async_context(TorchEngine(model, lane, EngineConfig()))
 
 
 async def main(command: Command[Launch, WatchConfig]) -> int:
@@ -164,7 +164,7 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
 async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
     """Play as evaluations do, in a simulator process, one episode after the other."""
     specs = [_episode_spec(config, task_id, number) for task_id in config.tasks for number in range(config.episodes)]
-    agent = partial(embodied_agent, frames_every=None if config.video is None else 1)
+    agent = within_range(partial(embodied_agent, frames_every=None if config.video is None else 1))
     episodes: list[Episode] = []
 
     async def done(trajectory: Trajectory) -> None:

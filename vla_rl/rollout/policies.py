@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from typing import Protocol, TypeAlias
 
 import msgspec
+import numpy as np
 
 from vla_rl.actors.waits import begin_wait, end_wait
+from vla_rl.errors import PolicyError
 from vla_rl.types import (
     ActionChunk,
     Completion,
@@ -117,10 +119,15 @@ class EpisodePolicy:
         self._num_decisions = 0
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk. Without `sampling`: the episode's own, with this decision's seed."""
+        """Choose an action chunk. Without `sampling`: the episode's own, with this decision's seed.
+
+        Raises: PolicyError where a log-prob is NaN or infinite.
+        """
         engine: PolicyEngine = self._engine  # type: ignore[assignment]  # which of the two it is, the agent knows
         with self._deciding(sampling) as chosen:
-            return await engine.act(observation, chosen)
+            chunk = await engine.act(observation, chosen)
+        self._require_numbers(chunk.log_probs, chunk.weight_version)
+        return chunk
 
     async def generate(
         self,
@@ -130,10 +137,22 @@ class EpisodePolicy:
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
     ) -> Completion:
-        """The next message of a conversation. Without `sampling`: the episode's own, with this decision's seed."""
+        """The next message of a conversation. Without `sampling`: the episode's own, with this decision's seed.
+
+        Raises: PolicyError where a log-prob is NaN or infinite.
+        """
         engine: LanguageEngine = self._engine  # type: ignore[assignment]
         with self._deciding(sampling) as chosen:
-            return await engine.generate(messages, tools=tools, sampling=chosen, max_tokens=max_tokens)
+            reply = await engine.generate(messages, tools=tools, sampling=chosen, max_tokens=max_tokens)
+        self._require_numbers(reply.log_probs, engine.weight_version)
+        return reply
+
+    def _require_numbers(self, log_probs: np.ndarray, version: int) -> None:
+        if not np.isfinite(log_probs).all():
+            raise PolicyError(
+                f"the policy's log-probs in an episode of {self._episode.task!r} are not finite, with the weights after "
+                f"{version} updates: its weights or its inputs hold NaN or infinity"
+            )
 
     @contextmanager
     def _deciding(self, sampling: Sampling | None) -> Iterator[Sampling]:

@@ -6,7 +6,7 @@ planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, video
 
 from vla_rl.recipes.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
 from vla_rl.recipes.evaluation.libero import check_starts, libero_env, libero_episode, numbers_in, tasks_in
-from vla_rl.recipes.evaluation.playing import WithinRange, play_each
+from vla_rl.recipes.evaluation.playing import play_each, within_range
 from vla_rl.recipes.evaluation.results import EpisodeResult, ResultFile, result_of, result_table, wilson_interval
 from vla_rl.recipes.evaluation.strips import write_strip
 
@@ -15,7 +15,6 @@ __all__ = [
     "HeldOutJudge",
     "HeldOutResult",
     "ResultFile",
-    "WithinRange",
     "check_starts",
     "held_out_table",
     "libero_env",
@@ -27,5 +26,6 @@ __all__ = [
     "result_table",
     "tasks_in",
     "wilson_interval",
+    "within_range",
     "write_strip",
 ]

@@ -17,7 +17,7 @@ from vla_rl.actors.waits import note_progress
 from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.evaluation.libero import key_of
-from vla_rl.recipes.evaluation.playing import WithinRange, play_each
+from vla_rl.recipes.evaluation.playing import play_each, within_range
 from vla_rl.recipes.evaluation.results import EpisodeResult, by_task, result_of, summary_of
 from vla_rl.rollout import PolicyEngine, embodied_agent
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
@@ -72,7 +72,7 @@ class HeldOutJudge:
                 progress.advance(bar)
                 note_progress("held-out episodes")
 
-            await play_each(pool, WithinRange(engine), embodied_agent, missing, done)
+            await play_each(pool, engine, within_range(embodied_agent), missing, done)
         console.print(held_out_table(read_held_out(path)))
 
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import msgspec
 import numpy as np
 
-from vla_rl.rollout import AnyEngine, EpisodeLost, PolicyEngine, play_episode
+from vla_rl.rollout import AnyEngine, EpisodeLost, play_episode
 from vla_rl.rollout.owned_tasks import leave
-from vla_rl.types import ActionChunk, Agent, EnvPool, EpisodeSpec, Observation, Sampling, Trajectory
+from vla_rl.types import ActionChunk, Agent, Env, EnvPool, EpisodeSpec, Observation, Policy, Sampling, Trajectory
 
 
 async def play_each(
@@ -66,22 +66,20 @@ async def _played(
             episode = msgspec.structs.replace(episode, attempt=episode.attempt + 1)
 
 
-class WithinRange:
-    """An engine whose actions are cut off at -1 and 1, as LIBERO's own controller does; a continuous head may go beyond.
+def within_range(agent: Agent) -> Agent:
+    """The agent with its policy's actions cut off at -1 and 1, as LIBERO's own controller does; a continuous head may go
+    beyond. Tokens and log-probs stay as they are."""
 
-    Args:
-        engine: answers; its tokens and log-probs stay as they are.
-    """
+    async def play(env: Env, policy: Policy) -> Trajectory:
+        return await agent(env, _WithinRange(policy))
 
-    def __init__(self, engine: PolicyEngine) -> None:
-        self._engine = engine
+    return play
 
-    @property
-    def weight_version(self) -> int:
-        """That of the engine."""
-        return self._engine.weight_version
 
-    async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
-        """The engine's answer; numbers that are not finite stay so, and are refused by the environment."""
-        chunk = await self._engine.act(observation, sampling)
+class _WithinRange:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
+        chunk = await self._policy.act(observation, sampling)
         return msgspec.structs.replace(chunk, actions=np.clip(chunk.actions, -1.0, 1.0))

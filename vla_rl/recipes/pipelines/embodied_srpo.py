@@ -43,8 +43,8 @@ def embodied_srpo(parts: TrainingParts) -> Pipeline:
     config = parts.config
     if not isinstance(config, EmbodiedConfig):
         raise ConfigError(
-            f"pipeline 'embodied_srpo' got a {type(config).__name__}, expected an EmbodiedConfig, which says how videos are "
-            "embedded."
+            f"pipeline 'embodied_srpo' got a {type(config).__name__}, expected an EmbodiedConfig "
+            "(vla_rl.recipes.training_config), which says how videos are embedded."
         )
     if isinstance(parts.model, LanguageModel):
         raise ConfigError("pipeline 'embodied_srpo' got a policy that speaks, expected one that sees; use grpo.")

@@ -27,7 +27,9 @@ def ppo(parts: TrainingParts, id: str = "ppo", description: str = "Proximal poli
     """The pipeline of one update; `id` and `description` are for those who build on it."""
     config = parts.config
     config.require(
-        config.advantage.needs_values, "advantage", "'gae' or 'marft_gae', which look at the critic's values"
+        config.advantage.needs_values,
+        "advantage",
+        "'gae' or 'marft_gae', which look at the critic's values; with_pipeline(config, 'ppo') sets it",
     )
     critic = Node.declare(
         "critic",
