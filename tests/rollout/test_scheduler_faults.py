@@ -126,14 +126,19 @@ def test_an_agent_that_returns_something_else_is_told_what_was_expected() -> Non
     assert "another episode failed too: ValueError: the agent returned 'str'" in caught.value.__notes__[0]
 
 
-def test_a_filter_that_keeps_nothing_ends_the_run_instead_of_playing_for_ever() -> None:
+def test_a_filter_that_keeps_nothing_says_so_and_ends_the_run_instead_of_playing_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
-        setup = Setup(keep=lambda group: False, max_filtered_in_a_row=10)
+        setup = Setup(keep=lambda group: False, max_filtered_in_a_row=25)
         async with setup.opened():
             await setup.collect(0)
 
-    with pytest.raises(RuntimeError, match="10 groups in a row were filtered and none was kept, so update 0"):
+    with pytest.raises(RuntimeError, match="25 groups in a row were filtered and none was kept, so update 0"):
         run_in_simulated_time(main())
+    assert [record.message for record in caplog.records] == [
+        f"{number} groups in a row were filtered and none was kept: update 0 waits for one" for number in (10, 20)
+    ]
 
 
 def test_leaving_the_block_early_cancels_every_episode_and_awaits_its_end() -> None:

@@ -13,9 +13,10 @@ A finished episode is replaced at once, a complete group is handed over at once.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
@@ -31,6 +32,11 @@ from vla_rl.rollout.playing import EpisodeLost, play_episode
 from vla_rl.rollout.policies import AnyEngine
 from vla_rl.rollout.staleness import StalenessPolicy
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Group, Trajectory
+
+logger = logging.getLogger(__name__)
+
+WARN_EVERY: Final = 10
+"""Groups filtered in a row between two warnings."""
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,6 +346,12 @@ class EpisodeScheduler:
 
     def _require_some_kept(self) -> None:
         limit = self._config.max_filtered_in_a_row
+        if self._filtered_in_a_row % WARN_EVERY == 0:
+            logger.warning(
+                "%d groups in a row were filtered and none was kept: update %d waits for one",
+                self._filtered_in_a_row,
+                self._staleness.next_update,
+            )
         if limit is not None and self._filtered_in_a_row >= limit:
             raise RuntimeError(
                 f"{limit} groups in a row were filtered and none was kept, so update {self._staleness.next_update} would "
