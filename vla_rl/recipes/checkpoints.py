@@ -18,8 +18,8 @@ from vla_rl.types import Config
 if TYPE_CHECKING:
     VlaPolicy: TypeAlias = openvla.OpenVla | openvla_oft.OpenVlaOft | openvla_oft.ContinuousOpenVlaOft
 
-BASE_POLICY: Final = Path(vla_rl.__file__).parent / "assets" / "libero_object_base"
-"""The checkpoint that ships: it half learnt task 1 of libero_object."""
+BASE_POLICY: Final = Path(vla_rl.__file__).parent / "assets" / "libero_base"
+"""The checkpoint that ships: it half learnt tasks 1, 6 and 8 of libero_object and task 7 of libero_goal."""
 
 Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
 

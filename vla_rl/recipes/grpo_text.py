@@ -30,7 +30,7 @@ ARITHMETIC_BASE: Final = Path(vla_rl.__file__).parent / "assets" / "arithmetic_b
 class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of a small language policy on sums with a calculator."""
 
-    run: RunConfig = RunConfig(name="grpo_text", updates=80, checkpoint_every=20)
+    run: RunConfig = RunConfig(name="grpo_text", updates=40, checkpoint_every=20)
     group_size: int = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
     text: TextPoolConfig = TextPoolConfig(num_envs=64)

@@ -42,8 +42,8 @@ MOST_TRAINED: Final = 100_000
 class HeldOutConfig(Config, frozen=True, kw_only=True):
     """Greedy episodes before the first update and after the last, from starts that training never sees."""
 
-    init_states: str | None = "40-49,1000-1089"
-    """Starts of each task, such as 40-49 of LIBERO's own or 1000-1089 of drawn ones; none plays no such episodes."""
+    init_states: str | None = "40-49,1000-1023"
+    """Starts of each task, such as 40-49 of LIBERO's own or 1000-1023 of drawn ones; none plays no such episodes."""
 
     scene_seeds: str = "0"
     """Seeds of where fixtures stand, such as 1-3; each makes every episode once more."""
@@ -57,9 +57,15 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     group_size: int = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
-    learner: LearnerConfig = LearnerConfig(optimizer=OptimizerConfig(lr=3e-4), minibatch_trajectories=4)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=24), minibatch_trajectories=4
+    )
 
-    tasks: tuple[str, ...] = ("libero_object/1",)
+    temperature: float = 0.3
+    """Of the policy's distribution over actions, in rollout and in training alike. The higher, the further from the
+    likeliest actions, which are what is judged, is what is tried and learnt."""
+
+    tasks: tuple[str, ...] = ("libero_object/1,6", "libero_goal/7")
     """Suites, such as libero_goal, or some of a suite's tasks in LIBERO's own order, such as libero_goal/0-3,7."""
 
     train_init_states: int = 40
@@ -83,8 +89,8 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Folder of LIBERO's meshes and textures; none for VLA_RL_LIBERO_ASSETS or hf-libero's own download."""
 
     policy: str = str(BASE_POLICY)
-    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from; the shipped one half learnt task 1 of
-    libero_object."""
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from; the shipped one half learnt tasks 1, 6
+    and 8 of libero_object and task 7 of libero_goal."""
 
     policy_format: CheckpointFormat = CheckpointFormat()
     lora_rank: int | None = None

@@ -14,7 +14,7 @@ from vla_rl.recipes.training_config import RunConfig
 class SrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
     """SRPO on LIBERO."""
 
-    run: RunConfig = RunConfig(name="srpo_libero", updates=12)
+    run: RunConfig = RunConfig(name="srpo_libero", updates=20)
 
 
 def cli() -> int:

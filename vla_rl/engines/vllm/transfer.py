@@ -9,6 +9,7 @@ Everything that can be refused is refused in the first step, when nothing has be
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -38,6 +39,30 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     version: int
 
 
+class ModelParts:
+    """A model, split by how weights reach it; walking its modules takes longer than loading them, so it is done once.
+
+    Attributes:
+        packed: children that hold layers of vLLM's, which keep weights as their kernels want them: reloaded layer by layer.
+        plain: parameters of the rest, such as vision towers, by name: what is loaded into them is written as it is.
+        tied: layers whose packed weight is another's too.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.packed = [
+            part for part in model.children() if any(hasattr(layer, "quant_method") for layer in part.modules())
+        ]
+        packed = {id(parameter) for part in self.packed for parameter in part.parameters()}
+        self.plain = {name: each for name, each in model.named_parameters() if id(each) not in packed}
+        owners: dict[int, list[Any]] = {}
+        for module in model.modules():
+            weight = module._parameters.get("weight")
+            if weight is not None:
+                owners.setdefault(id(weight), []).append(module)
+        sharing = [module for modules in owners.values() if len(modules) > 1 for module in modules]
+        self.tied = [module for module in sharing if hasattr(module, "quant_method")]
+
+
 class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
     """Loads staged weights into the model of this process; registered as the backend `vla_rl`."""
 
@@ -48,13 +73,18 @@ class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
     _plain: Sequence[tuple[nn.Parameter, Tensor]] = ()
     _packed: Sequence[tuple[str, Tensor]] = ()
 
+    @cached_property
+    def parts(self) -> ModelParts:
+        """Of the model that weights are loaded into."""
+        return ModelParts(self.model)
+
     def stage(self, staged: StagedWeights) -> MappedWeights:
         """Map a version and check that it is like the first one. Raises: CheckpointError."""
         if self.layout is not None and staged.places != self.layout:
             raise CheckpointError("the staged weights are not the tensors that this engine began with")
         mapped = MappedWeights(staged)
         self.layout, self.staged = staged.places, mapped
-        places = _plain_parameters(self.model)
+        places = self.parts.plain
         plain: list[tuple[nn.Parameter, Tensor]] = []
         packed: list[tuple[str, Tensor]] = []
         for name, tensor in mapped.tensors():
@@ -71,7 +101,7 @@ class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def start_weight_update(self) -> None:
         """Make the layers whose weights are packed ready to be loaded anew; others are simply written to."""
-        for part in _packed_parts(self.model):
+        for part in self.parts.packed:
             initialize_layerwise_reload(part)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -93,9 +123,10 @@ class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def finish_weight_update(self) -> None:
         """Repack what is loaded, and let go of the memory."""
-        for part in _packed_parts(self.model):
+        for part in self.parts.packed:
             finalize_layerwise_reload(part, self.model_config)
-        _repack_tied(self.model)
+        for head in self.parts.tied:  # a load reaches the embedding alone: the head has a packed copy of older weights
+            head.quant_method.process_weights_after_loading(head)
         assert self.staged is not None
         self.model.weight_version = self.staged.version
         self.shutdown()
@@ -104,35 +135,6 @@ class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Let go of the memory."""
         self._plain = self._packed = ()
         self.staged = None
-
-
-def _packed_parts(model: nn.Module) -> list[nn.Module]:
-    """Children of a model that hold layers of vLLM's, which keep weights as their kernels want them.
-
-    The rest, such as vision towers, computes with the very tensors that are loaded: reloading that layer by layer would
-    take most of an update's time.
-    """
-    return [part for part in model.children() if any(hasattr(layer, "quant_method") for layer in part.modules())]
-
-
-def _plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of the rest, by name: what is loaded into them is written as it is."""
-    packed = {id(parameter) for part in _packed_parts(model) for parameter in part.parameters()}
-    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in packed}
-
-
-def _repack_tied(model: nn.Module) -> None:
-    """Repack heads that share their weight with the embedding: a load reaches the embedding alone, and the head's kernel
-    would go on with a packed copy of older weights."""
-    owners: dict[int, list[Any]] = {}
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        if weight is not None:
-            owners.setdefault(id(weight), []).append(module)
-    for sharing in owners.values():
-        for module in sharing if len(sharing) > 1 else ():
-            if hasattr(module, "quant_method"):
-                module.quant_method.process_weights_after_loading(module)
 
 
 class WorkerExtension:
