@@ -32,5 +32,6 @@ def test_the_commands_the_readme_names_exist() -> None:
     makefile = (README.parent / "Makefile").read_text()
     for target in set(re.findall(r"make (\w+)", README.read_text())):
         assert f"\n{target}:" in makefile, target
+    recipes = README.parent / "vla_rl" / "recipes"
     for module in set(re.findall(r"-m vla_rl\.recipes\.(\w+)", README.read_text())):
-        assert (README.parent / "vla_rl" / "recipes" / f"{module}.py").is_file(), module
+        assert (recipes / f"{module}.py").is_file() or (recipes / module / "__main__.py").is_file(), module
