@@ -45,7 +45,7 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
 
     policy: str = str(ARITHMETIC_BASE)
     """Folder of the checkpoint to start from, such as `sft_text` leaves, or its id on the hub: any causal language model
-    with a chat template. The default ships, and solves about a quarter of the sums."""
+    with a chat template. The default ships, and solves three sums of ten."""
 
     num_operators: int = 2
     """Operations in a sum."""
