@@ -29,7 +29,7 @@ from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import Agent, Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.recipes.checkpoints import VlaPolicy
@@ -198,7 +198,9 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     about: dict[str, str] = {"tasks": " ".join(config.tasks), "physics": config.physics, "quality": config.pictures}
+    agent: Agent | None = None
     if not (command.launch.dry_run or command.launch.draw):
+        agent = within_range(agent_of(config))  # a recorder opens its data set
         assets = _assets_of(config)
         print(f"LIBERO's assets are those in {assets.path} ({assets.source})", flush=True)
         if config.policy == str(BASE_POLICY) and assets.source != STAND_INS:
@@ -224,7 +226,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
         ),
         about,
         HeldOutJudge(held_out, film=write_strip) if held_out else None,
-        within_range(agent_of(config)),
+        agent,
     )
 
 

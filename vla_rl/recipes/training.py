@@ -29,7 +29,7 @@ from vla_rl.recipes.pools import simulator_pids, what_plays
 from vla_rl.recipes.stopping import StopSignal
 from vla_rl.recipes.team import RunModel, Team
 from vla_rl.recipes.training_config import LearningConfig
-from vla_rl.rollout import TaskStart
+from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
@@ -72,6 +72,7 @@ async def train(
     Raises: ConfigError, GraphError before anything starts; CheckpointError where there is nothing whole to resume from;
         what an environment, agent or node raised, after everything was closed in order.
     """
+    agent = agent or agent_of(config)
     if resume is None:
         training = TrainingRun(config, starts, model, agent=agent, customise=customise, judge=judge)
         run = RunDirectory.create(Path(config.run.root), config.run.name, config)
@@ -98,13 +99,13 @@ class TrainingRun:
         starts: Sequence[TaskStart],
         model: RunModel | Team,
         *,
-        agent: Agent | None = None,
+        agent: Agent = embodied_agent,
         customise: Customise = lambda pipeline: pipeline,
         judge: Judge | None = None,
         first_update: int = 0,
     ) -> None:
         self._config, self._judge = config, judge
-        self._parts = TrainingParts(config, starts, model, agent=agent or agent_of(config), first_update=first_update)
+        self._parts = TrainingParts(config, starts, model, agent=agent, first_update=first_update)
         self.graph: TaskGraph = customise(make_pipeline(self._parts)).build()
 
     @property
