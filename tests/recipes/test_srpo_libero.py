@@ -44,7 +44,7 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path
         learner=LearnerConfig(entropy_coef=0.01),
         simulators=SimulatorConfig(num_envs=2),
         scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0),
-        held_out=HeldOutConfig(init_states="48-49", physics="fast"),
+        held_out=HeldOutConfig(init_states="48-49", step_limit=16, physics="fast"),
     )
     policy = OpenVlaOft.create(tiny(), seed=0)
     judge = HeldOutJudge(held_out_episodes(config), film=write_strip)
@@ -110,6 +110,17 @@ def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_pa
         assert {episode.env.kwargs["quality"] for episode in held_out_episodes(config)} == {quality}
 
 
+def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_ones_never(tmp_path: Path) -> None:
+    for config, limit in [
+        (SrpoLiberoConfig(), 160),
+        (SrpoLiberoConfig(step_limit=300), 300),
+        (SrpoLiberoConfig(policy=str(tmp_path)), None),
+        (SrpoLiberoConfig(policy=str(tmp_path), step_limit=50), 50),
+    ]:
+        assert {start.env.kwargs["step_limit"] for start in starts_of(config)} == {limit}
+        assert {episode.env.kwargs["step_limit"] for episode in held_out_episodes(config)} == {None}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -118,6 +129,7 @@ def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_pa
         (["--tasks", "libero_objects"], "suite is 'libero_objects', did you mean 'libero_object'?"),
         (["--train-init-states", "0"], "train_init_states is 0, expected 1 to 100000 starts"),
         (["--step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
+        (["--held-out.step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
     ],
 )
 def test_a_task_that_does_not_exist_is_refused_before_anything_starts(arguments: list[str], message: str) -> None:

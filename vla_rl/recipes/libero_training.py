@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from vla_rl.recipes.checkpoints import VlaPolicy
 
 
+BASE_POLICY_STEP_LIMIT: Final = 160
+"""Two of 212 greedy successes of what it became took longer: docs/pipelines/data/embodied_srpo_judged.jsonl."""
+
 MOST_TRAINED: Final = 100_000
 """Starts of a task that a run can be told to train on; beyond it there is only a mistyped number."""
 
@@ -47,6 +50,9 @@ class HeldOutConfig(Config, frozen=True, kw_only=True):
 
     scene_seeds: str = "0"
     """Seeds of where fixtures stand, such as 1-3; each makes every episode once more."""
+
+    step_limit: int | None = None
+    """Control steps after which such an episode is a failure; none for each suite's published limit."""
 
     physics: Literal["fast", "exact"] = "exact"
     """LIBERO's own, or the fast one of training."""
@@ -73,7 +79,8 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     where it ships no more, starts that are drawn from the task's regions."""
 
     step_limit: int | None = None
-    """Control steps after which an episode is a failure; none for each suite's published limit."""
+    """Control steps after which a training episode is a failure. None: 160 for the policy that ships, which needs half as
+    many where it succeeds, else each suite's published limit."""
 
     image_size: int = 84
     """Side in pixels of the cameras' pictures; the policy resizes them to its own."""
@@ -112,7 +119,9 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
         self.require(self.lora_rank is None or self.lora_rank >= 1, "lora_rank", "at least 1, or none")
         self.require(len(self.played) > 0, "tasks", "at least one task")
         self.require(0 < self.train_init_states <= MOST_TRAINED, "train_init_states", f"1 to {MOST_TRAINED} starts")
-        self.require(self.step_limit is None or self.step_limit >= 1, "step_limit", "at least 1 control step, or none")
+        for part in (self, self.held_out):
+            least = part.step_limit is None or part.step_limit >= 1
+            part.require(least, "step_limit", "at least 1 control step, or none")
         held_out_episodes(self)
 
     @property
@@ -124,6 +133,11 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     def pictures(self) -> Literal["fast", "exact"]:
         """The quality that is drawn in."""
         return self.quality or ("fast" if self.policy == str(BASE_POLICY) else "exact")
+
+    @property
+    def trained_step_limit(self) -> int | None:
+        """Of training episodes; none for each suite's published one."""
+        return self.step_limit or (BASE_POLICY_STEP_LIMIT if self.policy == str(BASE_POLICY) else None)
 
 
 def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
@@ -144,7 +158,7 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
                 task.task_id,
                 assets=config.assets,
                 image_size=config.image_size,
-                step_limit=config.step_limit,
+                step_limit=wanted.step_limit,
                 physics=wanted.physics,
                 quality=config.pictures,
                 scene_seed=scene_seed,
@@ -163,7 +177,7 @@ def starts_of(config: LiberoConfig) -> list[TaskStart]:
         kwargs = {
             "task_id": task.task_id,
             "image_size": config.image_size,
-            "step_limit": config.step_limit,
+            "step_limit": config.trained_step_limit,
             "assets": config.assets,
             "physics": config.physics,
             "quality": config.pictures,
@@ -231,17 +245,27 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
 
 
 def _longest_episode(config: LiberoConfig) -> int:
-    return config.step_limit or max(step_limit_of(task.suite) for task in config.played)
+    published = max(step_limit_of(task.suite) for task in config.played)
+    trained = config.trained_step_limit or published
+    return trained if config.held_out.init_states is None else max(trained, config.held_out.step_limit or published)
 
 
 def _split_of(config: LiberoConfig) -> str:
-    wanted, trained = (
-        config.held_out,
-        f"training starts from numbers 0-{config.train_init_states - 1} of each task",
+    wanted = config.held_out
+    trained = (
+        f"training starts from numbers 0-{config.train_init_states - 1} of each task, up to "
+        f"{_limit_in_words(config.trained_step_limit)}"
     )
     if wanted.init_states is None:
         return f"{trained}; no held-out episodes are played (--held-out.init-states 40-49 plays some)"
-    return f"{trained}; held out are {wanted.init_states}, scene seeds {wanted.scene_seeds}, {wanted.physics} physics"
+    return (
+        f"{trained}; held out are {wanted.init_states}, scene seeds {wanted.scene_seeds}, {wanted.physics} physics, up to "
+        f"{_limit_in_words(wanted.step_limit)}"
+    )
+
+
+def _limit_in_words(step_limit: int | None) -> str:
+    return "LIBERO's limits" if step_limit is None else f"{step_limit} control steps"
 
 
 def _assets_of(config: LiberoConfig) -> Assets:

@@ -51,15 +51,23 @@ class Scene:
     """
 
     def __init__(self, task: Task, assets: Path, scene_seed: int) -> None:
-        self.physics: Physics = "exact"
-        """How `advance` computes."""
-
         self._mujoco = load_simulator().mujoco
         self._env = build_robosuite_env(task, assets, scene_seed)
         self._stepper = Stepper(self._env)
         self._stepper.start_clock(num_readings=1)
         self.model.opt.disableflags |= self._mujoco.mjtDisableBit.mjDSBL_SENSOR  # force sensors that nobody reads
+        self._matrices = {"exact": self.model.opt.jacobian, "fast": int(self._mujoco.mjtJacobian.mjJAC_SPARSE)}
+        self._physics: Physics = "exact"
         self._pristine = self.get_state()
+
+    @property
+    def physics(self) -> Physics:
+        """How `advance` computes; may be set at any time. The fast one solves for contacts with sparse matrices."""
+        return self._physics
+
+    @physics.setter
+    def physics(self, physics: Physics) -> None:
+        self._physics, self.model.opt.jacobian = physics, self._matrices[physics]
 
     @property
     def model(self) -> Any:
@@ -105,7 +113,7 @@ class Scene:
 
     def advance(self, action: np.ndarray) -> bool:
         """Run one control step of 50 ms with float64 [7]; True where the goal holds after it."""
-        self._stepper.run(action, self.physics)
+        self._stepper.run(action, self._physics)
         return self._is_goal_reached()
 
     def get_state(self) -> dict[str, Any]:

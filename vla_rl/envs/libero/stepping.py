@@ -6,6 +6,7 @@ a scene has just been built, for the controller's state at the reset and for whi
 
 import functools
 import importlib
+import math
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,10 +14,12 @@ import numpy as np
 from vla_rl.envs.libero.simulator import load_simulator
 
 Physics: TypeAlias = Literal["exact", "fast"]
-"""exact: robosuite's bits. fast: one constraint solve a substep and no inverses, up to rounding the same."""
+"""exact: robosuite's bits. fast: one constraint solve a substep, sparse matrices, no inverses: up to rounding the same."""
 
 _DISPLACEMENT_M, _ROTATION_RAD = 0.05, 0.5
 _MODEL_FIELDS = ("site_rgba",)
+_SMALLEST_SINE = 1e-8
+"""What `np.isclose` takes for zero, as robosuite asks it."""
 
 
 @functools.cache
@@ -164,7 +167,7 @@ def _mass_addresses(model: Any, size: int) -> np.ndarray:
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:
     """float64 [3], axis times angle in [0, 2 pi], of a unit quaternion (x, y, z, w); zero where there is no rotation."""
     w = min(max(float(quaternion[3]), -1.0), 1.0)
-    sine = np.sqrt(1.0 - w * w)
-    if np.isclose(sine, 0.0):
+    sine = math.sqrt(1.0 - w * w)
+    if sine <= _SMALLEST_SINE:
         return np.zeros(3)
     return np.asarray(quaternion[:3] * 2.0 * np.arccos(w) / sine)
