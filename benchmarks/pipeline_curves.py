@@ -46,7 +46,8 @@ class Measured(NamedTuple):
 CARTPOLE: Final = ("--chunk-size", "2", "--step-limit", "100", "--simulators.num-envs", "4")
 WIDER_CLIP: Final = ("--learner.loss.clip-low", "0.02", "--learner.loss.clip-high", "0.03")
 LIBERO: Final = ("--assets", "stand-ins")
-SYNCHRONOUS: Final = ("--scheduler.max-staleness", "0")
+SHORT: Final = (*LIBERO, "--run.updates", "12", "--held-out.init-states", "None")
+STALENESS: Final = "--scheduler.max-staleness"
 
 CURVES: Final = {
     "grpo": Curve("train_toy", ("--pipeline", "grpo", "--run.updates", "15", *CARTPOLE), "reward/mean"),
@@ -55,9 +56,10 @@ CURVES: Final = {
     "gspo": Curve("train_toy", ("--pipeline", "gspo", "--run.updates", "12", *CARTPOLE, *WIDER_CLIP), "reward/mean"),
     "cpgd": Curve("train_toy", ("--pipeline", "cpgd", "--run.updates", "12", *CARTPOLE), "reward/mean"),
     "embodied_srpo": Curve("srpo_libero", LIBERO, "rollout/success_rate"),
-    "embodied_srpo_released": Curve("srpo_libero", (*LIBERO, "--srpo.rule", "released"), "rollout/success_rate"),
-    "embodied_srpo_synchronous": Curve("srpo_libero", (*LIBERO, *SYNCHRONOUS), "rollout/success_rate"),
-    "embodied_grpo": Curve("grpo_libero", LIBERO, "rollout/success_rate"),
+    "embodied_srpo_released": Curve("srpo_libero", (*SHORT, "--srpo.rule", "released"), "rollout/success_rate"),
+    "embodied_srpo_synchronous": Curve("srpo_libero", (*SHORT, STALENESS, "0"), "rollout/success_rate"),
+    "embodied_srpo_staleness_2": Curve("srpo_libero", (*SHORT, STALENESS, "2"), "rollout/success_rate"),
+    "embodied_grpo": Curve("grpo_libero", SHORT, "rollout/success_rate"),
     "embodied_ppo": Curve("ppo_libero", LIBERO, "rollout/success_rate"),
     "text_grpo": Curve("grpo_text", (), "reward/mean"),
     "text_grpo_vllm": Curve("grpo_text", ("--engine", "vllm"), "reward/mean"),
@@ -68,6 +70,9 @@ CURVES: Final = {
 }
 """Of CartPole, `reward/mean` is the share of its 100 steps that were survived."""
 
+LEASES: Final = "simulation/leases"
+"""Episodes that were begun, judged ones included."""
+
 KEPT: Final = ("reward/mean", "rollout/success_rate", "update/entropy", "update/kl_k3", "update/clip_fraction")
 """What is kept of an update, where it says so: one that taught nothing has no entropy."""
 
@@ -76,10 +81,19 @@ KEPT_OF_EPISODE: Final = ("task", "init_state_id", "scene_seed", "is_success", "
 
 
 def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
-    """A run's updates as lines of a page's data."""
+    """A run's updates as lines of a page's data: with minutes since its training began and, in simulators, episodes."""
+    updates = read_metrics(run / "metrics.jsonl")
+    began = updates[0]["wall_time_s"] - updates[0]["time/update_s"]
+    judged = sum(line["weight_version"] == 0 for line in judged_lines_of(run, seed))
     return [
-        {"seed": seed, "update": line["update"], **{name: round(line[name], 4) for name in KEPT if name in line}}
-        for line in read_metrics(run / "metrics.jsonl")
+        {
+            "seed": seed,
+            "update": line["update"],
+            "minutes": round((line["wall_time_s"] - began) / 60, 2),
+            **({"episodes": line[LEASES] - judged} if LEASES in line else {}),
+            **{name: round(line[name], 4) for name in line if name.startswith(KEPT)},
+        }
+        for line in updates
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 from made_datasets import made_episode
 
 from vla_rl.data import LeRobotWriter, read_lerobot
+from vla_rl.rollout import embodied_agent
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
@@ -34,7 +35,7 @@ def test_a_data_set_is_copied(page: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_recording_agent_is_made(page: dict[str, Any], tmp_path: Path) -> None:
-    assert callable(page["recording"](tmp_path / "new"))
+    assert callable(page["recording"](tmp_path / "new", embodied_agent))
 
 
 def test_every_option_of_the_page_exists() -> None:

@@ -1,5 +1,6 @@
 """Playing a list of episodes, the results file, the intervals and the plan."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from toy_runs import small_run
 
 from vla_rl.actors import Runtime
 from vla_rl.data import LeRobotWriter, read_lerobot
+from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError, EnvError, PolicyError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.recipes.command_line import Command, TrainingLaunch
@@ -21,10 +23,11 @@ from vla_rl.recipes.evaluation.results import by_task, summary_of
 from vla_rl.recipes.recording import EpisodeRecorder
 from vla_rl.recipes.srpo_toy import main
 from vla_rl.recipes.training import train
+from vla_rl.recipes.training_config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.watch_libero import RandomActions
 from vla_rl.rollout import EpisodeLost, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
-from vla_rl.types import ActionChunk, Agent, EnvSpec, EpisodeSpec, Observation, Sampling, Trajectory
+from vla_rl.types import ActionChunk, Agent, Env, EnvSpec, EpisodeSpec, Observation, Policy, Sampling, Trajectory
 
 TOY = EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"action_dim": 7, "step_limit": 6})
 
@@ -86,7 +89,7 @@ async def test_an_environment_that_breaks_its_contract_ends_it_with_its_own_erro
 
 async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) -> None:
     plain = await played(embodied_agent, toy_episodes(3))
-    recorded = await played(EpisodeRecorder(LeRobotWriter(tmp_path)).agent, toy_episodes(3))
+    recorded = await played(EpisodeRecorder(LeRobotWriter(tmp_path)).around(), toy_episodes(3))
     for one, other in zip(plain, recorded, strict=True):
         assert (one.num_env_steps, one.stop_reason) == (other.num_env_steps, other.stop_reason)
         assert np.array_equal(one.final_observation["image"], other.final_observation["image"])
@@ -104,9 +107,24 @@ async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) ->
         assert episode.instruction == trajectory.final_observation["instruction"]
 
 
+async def test_an_agent_of_one_s_own_is_recorded_as_it_plays_by_chunks_and_pictures(tmp_path: Path) -> None:
+    toy = EnvSpec(id=TOY.id, kwargs={**TOY.kwargs, "render_mode": "rgb_array"})
+    looking = functools.partial(embodied_agent, frames_every=2)
+    (plain,) = await played(looking, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
+    agent = EpisodeRecorder(LeRobotWriter(tmp_path)).around(looking)
+    (recorded,) = await played(agent, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
+    assert [len(step.rewards) for step in recorded.steps] == [4, 2]
+    for one, other in zip(plain.steps, recorded.steps, strict=True):
+        assert one.frames is not None
+        assert np.array_equal(one.frames, other.frames)
+        assert np.array_equal(one.rewards, other.rewards)
+    (episode,) = read_lerobot(tmp_path)
+    assert episode.actions.tolist() == [STILL] * 6
+
+
 async def test_an_episode_that_is_recorded_already_is_not_recorded_twice(tmp_path: Path) -> None:
     for num in (1, 3):
-        await played(EpisodeRecorder(LeRobotWriter(tmp_path)).agent, toy_episodes(num))
+        await played(EpisodeRecorder(LeRobotWriter(tmp_path)).around(), toy_episodes(num))
     assert len(read_lerobot(tmp_path)) == 3
 
 
@@ -115,9 +133,9 @@ class Fixed:
 
     weight_version = 4
 
-    def __init__(self, action: list[float], log_prob: float = -1.0) -> None:
+    def __init__(self, action: list[float], log_prob: float = -1.0, rows: int = 1) -> None:
         self._chunk = ActionChunk(
-            actions=np.array([action], np.float32),
+            actions=np.array([action] * rows, np.float32),
             tokens=np.array(action, np.float32),
             log_probs=np.full(len(action), log_prob, np.float32),
             weight_version=4,
@@ -127,6 +145,7 @@ class Fixed:
         return self._chunk
 
 
+STILL = [0.0] * 7
 TOO_FAR = [1.5, -2.0, 0.25, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -141,7 +160,7 @@ async def test_actions_are_cut_off_where_libero_s_controller_cuts_them_off() -> 
 
 async def test_a_policy_whose_numbers_are_none_is_named_at_once() -> None:
     with pytest.raises(PolicyError, match="in an episode of 'toy/0' are not finite, with the weights after 4 updates"):
-        await played(embodied_agent, toy_episodes(1), engine=Fixed([0.0] * 7, float("nan")))
+        await played(embodied_agent, toy_episodes(1), engine=Fixed(STILL, float("nan")))
 
 
 @pytest.mark.parametrize(
@@ -289,10 +308,21 @@ async def test_a_training_recipe_records_its_episodes(tmp_path: Path) -> None:
     assert all(episode.frames["image"](0).shape == (32, 32, 3) for episode in episodes)
 
 
-async def test_a_run_from_python_records_its_episodes_too(tmp_path: Path) -> None:
+async def test_a_run_from_python_records_the_episodes_of_its_own_agent(tmp_path: Path) -> None:
     small = small_run(tmp_path / "runs")
     one = msgspec.structs.replace(small.run, updates=1, record_to=str(tmp_path / "data"))
     starts = [TaskStart(env=TOY, task="toy/0", options={"init_state_id": 1})]
     policy = OpenVlaOft.create(tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=4), seed=0)
-    await train(msgspec.structs.replace(small, run=one), starts, policy)
-    assert len(read_lerobot(tmp_path / "data")) >= 4
+    seen: list[EpisodeSpec] = []
+
+    async def agent(env: Env, policy: Policy) -> Trajectory:
+        seen.append(env.episode)
+        return await embodied_agent(env, policy)
+
+    await train(msgspec.structs.replace(small, run=one), starts, policy, agent=agent)
+    assert 4 <= len(read_lerobot(tmp_path / "data")) <= len(seen)
+
+
+def test_conversations_are_not_recorded_and_that_is_said() -> None:
+    with pytest.raises(ConfigError, match="record_to is 'data', expected none: conversations have no control steps"):
+        TextTrainingConfig(run=RunConfig(record_to="data"), text=TextPoolConfig(num_envs=4))

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from vla_rl.errors import ConfigError, ContextOverflow, EnvError
+from vla_rl.errors import ConfigError, ContextOverflow, EnvError, PolicyError
 from vla_rl.rollout import ChatLimits, EngineTeam, chat_agent
-from vla_rl.rollout.policies import policy_for
+from vla_rl.rollout.policies import EpisodePolicy, policy_for
 from vla_rl.types import (
     Completion,
     EnvSpec,
@@ -30,7 +30,8 @@ TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
 class Speaker:
     """Says numbers in turn, two tokens each; remembers what it heard."""
 
-    def __init__(self, first: int = 0, max_prompt: int = 10_000, delays: bool = False) -> None:
+    def __init__(self, first: int = 0, max_prompt: int = 10_000, delays: bool = False, log_prob: float = -0.5) -> None:
+        self.log_prob = log_prob
         self.next_number, self.max_prompt, self.delays = first, max_prompt, delays
         self.heard: list[list[str]] = []
         self.tools: list[tuple[str, ...]] = []
@@ -63,7 +64,7 @@ class Speaker:
             message=Message(role="assistant", content=str(self.next_number)),
             prompt_tokens=prompt,
             tokens=np.array([self.next_number, 99]),
-            log_probs=np.array([-0.5, -0.25], np.float32),
+            log_probs=np.array([self.log_prob, -0.25], np.float32),
             weight_versions=np.array([4, 5]),
             finish_reason="stop",
         )
@@ -204,6 +205,14 @@ async def test_what_agents_earn_by_others_belongs_to_their_newest_turn_and_befor
 async def test_an_agent_without_a_policy_is_named() -> None:
     with pytest.raises(ConfigError, match=r"the turn of agent 'checker', and there are policies for \['solver'\]"):
         await play(Counting(9, agents=("solver", "checker")), {"solver": Speaker()})
+
+
+async def test_a_reply_whose_log_probs_are_no_numbers_is_named_at_once() -> None:
+    policy = EpisodePolicy(Speaker(log_prob=float("nan")), EPISODE)
+    with pytest.raises(
+        PolicyError, match=f"in an episode of '{EPISODE.task}' are not finite, with the weights after 5"
+    ):
+        await chat_agent(Counting(1), policy)
 
 
 async def test_each_agent_of_a_team_has_seeds_of_its_own() -> None:

@@ -47,7 +47,7 @@ from vla_rl.recipes.recording import EpisodeRecorder
 from vla_rl.recipes.stopping import StopSignal
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
-from vla_rl.types import Agent, EpisodeSpec, Trajectory
+from vla_rl.types import EpisodeSpec, Trajectory
 
 VIDEO_FRAMES_PER_S = 5.0
 """One frame for each decision."""
@@ -202,11 +202,11 @@ async def _play(
     if not missing:
         return
     model = await asyncio.to_thread(load_policy, config.checkpoint, config, config.device)
-    agent: Agent = embodied_agent
+    agent = within_range(embodied_agent)
     if config.record_to is not None:
         from vla_rl.data import LeRobotWriter  # only where episodes are recorded
 
-        agent = EpisodeRecorder(await asyncio.to_thread(LeRobotWriter, Path(config.record_to))).agent
+        agent = EpisodeRecorder(await asyncio.to_thread(LeRobotWriter, Path(config.record_to))).around(agent)
     simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
     specs = list({str(episode.env): episode.env for episode in missing}.values())
     with Progress(console=Console()) as progress:
@@ -225,7 +225,7 @@ async def _play(
             SimulatorPool(runtime, simulators, specs=specs) as pool,
             TorchEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
         ):
-            await play_each(pool, engine, within_range(agent), missing, done)
+            await play_each(pool, engine, agent, missing, done)
 
 
 def _film(config: EvalLiberoConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path) -> None:

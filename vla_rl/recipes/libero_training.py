@@ -11,7 +11,6 @@ from vla_rl.engines import LearnerConfig, OptimizerConfig
 from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
 from vla_rl.envs.libero.tasks import NUM_STARTS, Task, step_limit_of
 from vla_rl.errors import ConfigError
-from vla_rl.recipes.agents import agent_of
 from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, load_policy
 from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.evaluation import (
@@ -27,9 +26,9 @@ from vla_rl.recipes.evaluation.libero import SERVER_MB, SIMULATOR_MB
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import EmbodiedConfig
-from vla_rl.rollout import SchedulerConfig, TaskStart
+from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import Agent, Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.recipes.checkpoints import VlaPolicy
@@ -212,9 +211,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     about: dict[str, str] = {"tasks": " ".join(config.tasks), "physics": config.physics, "quality": config.pictures}
-    agent: Agent | None = None
     if not (command.launch.dry_run or command.launch.draw):
-        agent = within_range(agent_of(config))  # a recorder opens its data set
         assets = _assets_of(config)
         print(f"LIBERO's assets are those in {assets.path} ({assets.source})", flush=True)
         if config.policy == str(BASE_POLICY) and assets.source != STAND_INS:
@@ -240,7 +237,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
         ),
         about,
         HeldOutJudge(held_out, film=write_strip) if held_out else None,
-        agent,
+        within_range(embodied_agent),
     )
 
 

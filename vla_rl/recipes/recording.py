@@ -1,6 +1,6 @@
 """Recording the episodes of any run, every control step of them, as a LeRobotDataset.
 
-train(config, starts, model, agent=EpisodeRecorder(LeRobotWriter(folder)).agent)
+train(config, starts, model, agent=EpisodeRecorder(LeRobotWriter(folder)).around(my_agent))
 """
 
 import asyncio
@@ -11,15 +11,27 @@ import msgspec
 import numpy as np
 
 from vla_rl.data import LeRobotWriter, RecordedEpisode
-from vla_rl.rollout import owned_chunk, owned_copy, stop_reason
-from vla_rl.types import Env, EpisodeSpec, Observation, Policy, Step, StopReason, Trajectory
+from vla_rl.envs.text import is_text_task
+from vla_rl.rollout import embodied_agent, owned_copy
+from vla_rl.types import (
+    Agent,
+    ChunkOutcome,
+    Env,
+    EpisodeSpec,
+    Info,
+    Observation,
+    Policy,
+    StopReason,
+    Trajectory,
+)
 
 
 class EpisodeRecorder:
-    """Plays as `embodied_agent` does, looks after every control step instead of every chunk, and writes what was seen.
+    """Looks after every control step of an agent's episodes instead of every chunk, and writes what was seen.
 
     The trajectory is the same; simulators draw more pictures, so episodes take longer. One that the data set holds already
     is played and not written again. Writing happens in a thread, one episode at a time; an episode ends when it is written.
+    Conversations with a text environment are played and not recorded.
 
     Args:
         writer: the data set.
@@ -29,42 +41,60 @@ class EpisodeRecorder:
         self._writer = writer
         self._turn = asyncio.Lock()
 
-    async def agent(self, env: Env, policy: Policy) -> Trajectory:
-        """Play one episode and record it."""
-        observation, _ = await env.reset()
-        steps: list[Step] = []
-        seen: list[Observation] = [owned_copy(observation)]
-        actions: list[np.ndarray] = []
-        while True:
-            chunk = owned_chunk(await policy.act(seen[-1]))
-            before, rewards = seen[-1], []
-            terminated = truncated = False
-            for action in chunk.actions:
-                observation, reward, terminated, truncated, info = await env.step(action)
-                seen.append(owned_copy(observation))
-                actions.append(action)
-                rewards.append(reward)
-                if terminated or truncated:
-                    break
-            steps.append(Step(observation=before, chunk=chunk, rewards=np.array(rewards, np.float32)))
-            if terminated or truncated:
-                break
-        reason = stop_reason(terminated, info)
-        trajectory = Trajectory(
-            episode=env.episode,
-            steps=tuple(steps),
-            final_observation=seen.pop(),
-            stop_reason=reason,
-            info=owned_copy(info),
-        )
-        async with self._turn:
-            await asyncio.to_thread(self._write, trajectory, seen, actions)
-        return trajectory
+    def around(self, agent: Agent = embodied_agent) -> Agent:
+        """The agent, with its episodes recorded."""
+
+        async def play(env: Env, policy: Policy) -> Trajectory:
+            if is_text_task(env.episode.env):
+                return await agent(env, policy)
+            watched = _Watched(env)
+            trajectory = await agent(watched, policy)
+            async with self._turn:
+                await asyncio.to_thread(self._write, trajectory, watched.seen[:-1], watched.actions)
+            return trajectory
+
+        return play
 
     def _write(self, trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray]) -> None:
         episode = recorded_episode(trajectory, seen, actions)
         if episode.name not in self._writer.names:
             self._writer.add(episode)
+
+
+class _Watched:
+    """An environment that runs chunks row by row, and keeps what it saw and was told."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self.seen: list[Observation] = []
+        self.actions: list[np.ndarray] = []
+
+    @property
+    def episode(self) -> EpisodeSpec:
+        return self._env.episode
+
+    async def reset(self) -> tuple[Observation, Info]:
+        observation, info = await self._env.reset()
+        self.seen, self.actions = [owned_copy(observation)], []
+        return observation, info
+
+    async def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+        outcome = await self.step_chunk(action[None])
+        return outcome.observation, float(outcome.rewards[0]), outcome.terminated, outcome.truncated, outcome.info
+
+    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
+        rewards, frames = [], []
+        for number in range(len(actions)):
+            outcome = await self._env.step_chunk(actions[number : number + 1], frames_every=frames_every)
+            self.seen.append(owned_copy(outcome.observation))
+            self.actions.append(actions[number])
+            rewards.append(owned_copy(outcome.rewards))
+            frames += [] if outcome.frames is None else [owned_copy(outcome.frames)]
+            if outcome.terminated or outcome.truncated:
+                break
+        return msgspec.structs.replace(
+            outcome, rewards=np.concatenate(rewards), frames=np.concatenate(frames) if frames else None
+        )
 
 
 def recorded_episode(

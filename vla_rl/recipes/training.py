@@ -20,7 +20,7 @@ from vla_rl.engines import Checkpoint, latest_checkpoint, load_checkpoint
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, Update
 from vla_rl.observe import LiveView, MetricLog, RunDirectory, Snapshot, print_summary
-from vla_rl.recipes.agents import agent_of
+from vla_rl.recipes.agents import agent_of, recorded
 from vla_rl.recipes.chaos import chaos
 from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.parts import TrainingParts
@@ -63,7 +63,7 @@ async def train(
         config: the pipeline and its settings, sizes, seeds and what the run leaves behind.
         starts: what to play: environments, tasks and initial states.
         model: the policy, or a `Team` of them.
-        agent: plays one episode; without one, that of `agent_of`, which also records.
+        agent: plays one episode; without one, that of `agent_of`. Recorded where `config.run.record_to` is set.
         customise: changes the pipeline before it is built.
         resume: the directory of an earlier run, to go on from its newest checkpoint.
         about: what results depend on besides the configuration, such as which assets were found; for `about.json`.
@@ -72,7 +72,7 @@ async def train(
     Raises: ConfigError, GraphError before anything starts; CheckpointError where there is nothing whole to resume from;
         what an environment, agent or node raised, after everything was closed in order.
     """
-    agent = agent or agent_of(config)
+    agent = await recorded(agent or agent_of(config), config.run.record_to)
     if resume is None:
         training = TrainingRun(config, starts, model, agent=agent, customise=customise, judge=judge)
         run = RunDirectory.create(Path(config.run.root), config.run.name, config)

@@ -166,6 +166,10 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
     text: TextPoolConfig = TextPoolConfig()
     chat: ChatLimits = ChatLimits()
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.run.require(self.run.record_to is None, "record_to", "none: conversations have no control steps to record")
+
     @property
     def num_envs(self) -> int:
         """Conversations at a time."""
