@@ -122,7 +122,7 @@ class Replica:
                 finally:
                     self._asking.discard(given_up)
         except EngineDeadError as error:
-            raise self.note_death("its process is gone") from error
+            raise self.note_death(self._how_it_ended()) from error
         except TimeoutError as error:
             if not given_up.expired():
                 raise
@@ -225,9 +225,21 @@ class Replica:
         def ended() -> None:
             assert self._pidfd is not None
             asyncio.get_running_loop().remove_reader(self._pidfd)
-            self.note_death("its process is gone")
+            self.note_death(self._how_it_ended())
 
         asyncio.get_running_loop().add_reader(self._pidfd, ended)
+
+    def _how_it_ended(self) -> str:
+        """As far as the system still knows; whoever reaps the process first is told alone."""
+        try:
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) if self.pid else None
+        except ChildProcessError:
+            end = None
+        if end is None:
+            return "its process is gone"
+        if end.si_code == os.CLD_EXITED:
+            return f"its process ended with status {end.si_status}"
+        return f"its process was killed by {signal.Signals(end.si_status).name}"
 
     def _build(self) -> None:
         build, _ = require_vllm()
@@ -249,7 +261,7 @@ class Replica:
             async with asyncio.timeout(self._config.update_timeout_s):
                 return await call
         except EngineDeadError as error:
-            raise self.note_death("its process is gone") from error
+            raise self.note_death(self._how_it_ended()) from error
         except TimeoutError as error:
             raise self.note_death(f"did not answer for {self._config.update_timeout_s} s", frozen=True) from error
 

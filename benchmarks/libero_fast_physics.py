@@ -1,0 +1,98 @@
+"""How far fast physics departs from exact physics: `python -m benchmarks.libero_fast_physics --assets /data/libero/assets`.
+
+Scripted episodes (tasks 1, 4 and 7 of three suites, three initial states each) are played in exact physics and their actions
+replayed in fast physics, in this process, without pictures. Rows on the way: how many control steps until success in each,
+and the largest difference of any joint or object coordinate (m or rad) at any step.
+
+Keys of the last line:
+    same_step        share of the episodes whose success fell on the same control step, or that failed in both
+    middle, worst    largest difference of an episode (m or rad): the median over the episodes, and the greatest
+    episodes
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.interleaved import print_json_line
+from benchmarks.libero_experts import NUM_SETTLE_STEPS
+from vla_rl.envs.libero.assets import find_assets
+from vla_rl.envs.libero.env import IDLE_ACTION
+from vla_rl.envs.libero.experts import Expert
+from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.tasks import STEP_LIMITS, Task, find_task
+
+SUITES, TASK_IDS, INIT_STATE_IDS = ("libero_object", "libero_spatial", "libero_goal"), (1, 4, 7), (0, 1, 2)
+
+
+class Episode(NamedTuple):
+    """What was done, and where everything was after it."""
+
+    actions: list[np.ndarray]
+    coordinates: list[np.ndarray]
+    """float64 [nq] after each control step."""
+
+    num_steps: int | None
+    """Until success."""
+
+
+def played(scene: Scene, init_state: np.ndarray, actions: list[np.ndarray] | None, step_limit: int) -> Episode:
+    """The expert's episode, or one with these actions."""
+    scene.begin(init_state)
+    for _ in range(NUM_SETTLE_STEPS):
+        scene.advance(np.array(IDLE_ACTION))
+    expert, done, coordinates = Expert(scene), list[np.ndarray](), list[np.ndarray]()
+    for number in range(step_limit if actions is None else len(actions)):
+        done.append(expert.act().astype(np.float64) if actions is None else actions[number])
+        is_success = scene.advance(done[-1])
+        coordinates.append(scene.data.qpos.copy())
+        if is_success:
+            return Episode(done, coordinates, number + 1)
+    return Episode(done, coordinates, None)
+
+
+def differences(task: Task, assets: Path) -> list[tuple[int | None, int | None, float]]:
+    """For each initial state: steps until success in exact and in fast physics, and the largest difference."""
+    scene, found = Scene(task, assets, 0), []
+    try:
+        for init_state_id in INIT_STATE_IDS:
+            init_state = read_init_states(task.init_states_file)[init_state_id]
+            scene.physics = "exact"
+            exact = played(scene, init_state, None, STEP_LIMITS[task.suite])
+            scene.physics = "fast"
+            fast = played(scene, init_state, exact.actions, STEP_LIMITS[task.suite])
+            pairs = zip(exact.coordinates, fast.coordinates, strict=False)
+            found.append((exact.num_steps, fast.num_steps, max(float(np.abs(a - b).max()) for a, b in pairs)))
+        return found
+    finally:
+        scene.close()
+
+
+def main() -> None:
+    """Play, print a row an episode, and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", help="folder of LIBERO's assets, or stand-ins")
+    assets = find_assets(parser.parse_args().assets)
+    found = []
+    for task in (find_task(suite, task_id) for suite in SUITES for task_id in TASK_IDS):
+        for init_state_id, row in zip(INIT_STATE_IDS, differences(task, assets.path), strict=True):
+            print(f"{task.key:18} initial state {init_state_id}: {row[0]} and {row[1]} steps, {row[2]:.1e}", flush=True)
+            found.append(row)
+    errors = [error for *_, error in found]
+    print_json_line(
+        {
+            "assets": assets.source,
+            "same_step": sum(exact == fast for exact, fast, _ in found) / len(found),
+            "middle": statistics.median(errors),
+            "worst": max(errors),
+            "episodes": len(found),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
