@@ -54,6 +54,17 @@ def test_eta_is_the_pace_of_the_last_updates_and_counts_down() -> None:
     assert progress.snapshot().total_node_seconds == {"rollout": 10.0, "update": 2.0}
 
 
+def test_eta_knows_nothing_of_what_was_played_before_the_first_update() -> None:
+    clock = Clock()
+    progress = RunProgress(3, clock=clock)
+    clock.now += 200.0
+    progress.updates_begin()
+    clock.now += 6.0
+    progress.update_done({}, "")
+    assert progress.snapshot().eta_s == 12.0
+    assert progress.snapshot().elapsed_s == 206.0
+
+
 def test_tasks_are_counted_apart(make_trajectory) -> None:
     progress = RunProgress(1)
     for task, outcome in (("a", True), ("a", False), ("b", False)):

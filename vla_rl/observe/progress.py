@@ -93,6 +93,11 @@ class RunProgress:
         self._total_node_seconds: dict[str, float] = {}
         self._tasks: dict[str, TaskTally] = {}
 
+    def updates_begin(self) -> None:
+        """Count the time of updates from now on; a judge may have played before."""
+        with self._lock:
+            self._update_times_s = deque([self._clock()], maxlen=self._update_times_s.maxlen)
+
     def episode_done(self, trajectory: Trajectory) -> None:
         """Count a finished episode."""
         task, is_success, num_env_steps = trajectory.episode.task, trajectory.is_success, trajectory.num_env_steps

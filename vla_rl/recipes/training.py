@@ -154,6 +154,7 @@ class TrainingRun:
             log = files.enter_context(MetricLog.open(run, self._config.run.wandb_project))
             trace = files.enter_context(TraceWriter(run.trace(first), self.graph))
             view = files.enter_context(LiveView(parts.progress))
+            parts.progress.updates_begin()
             async with parts.scheduler, executor.run(self._config.run.updates - first, first=first) as updates:
                 async for update in updates:
                     node_seconds = {node: span.busy_s for node, span in update.spans.items()}
