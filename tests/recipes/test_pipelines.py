@@ -214,15 +214,21 @@ async def test_remax_plays_one_greedy_episode_more_in_each_group_and_needs_no_co
     assert [line["update/decisions"] for line in metrics] == [8.0, 8.0]
 
 
+def with_entropy_bonus(config: TrainToyConfig) -> TrainToyConfig:
+    """A loss that moves the weights whatever the advantages are."""
+    return msgspec.structs.replace(config, learner=msgspec.structs.replace(config.learner, entropy_coef=0.01))
+
+
 async def test_where_every_episode_was_cut_off_and_those_are_masked_nothing_moves(tmp_path: Path) -> None:
     config = small("grpo", tmp_path, filter=FilterConfig(mask_truncated=True))  # Pendulum never ends by itself
+    config = with_entropy_bonus(config)
     metrics, policy, _ = await trained(config)
     assert [line["update/taught"] for line in metrics] == [0.0, 0.0]
     assert torch.equal(weights(policy), weights(policy_of(config)))
 
 
 async def test_a_critic_is_warmed_up_before_the_policy_moves(tmp_path: Path) -> None:
-    config = small("ppo", tmp_path)
+    config = with_entropy_bonus(small("ppo", tmp_path))
     waiting = msgspec.structs.replace(config, critic=msgspec.structs.replace(config.critic, warmup_updates=2))
     metrics, policy, run = await trained(waiting)
     assert torch.equal(weights(policy), weights(policy_of(config)))

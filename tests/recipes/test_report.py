@@ -14,7 +14,7 @@ from vla_rl.recipes.evaluation.strips import strip_path
 from vla_rl.recipes.report import write_report
 from vla_rl.recipes.report.__main__ import main
 from vla_rl.recipes.report.charts import node_seconds, success_chart, tasks_in
-from vla_rl.recipes.report.page import comparisons
+from vla_rl.recipes.report.page import comparisons, minutes_of
 from vla_rl.types import Config
 
 
@@ -51,6 +51,28 @@ def test_before_and_after_are_compared_by_task_and_in_all() -> None:
     assert rows[2].after.startswith("3 of 4: 75 %")
 
 
+def test_where_judging_was_stopped_the_episodes_of_both_are_compared_and_the_rest_is_counted(run: RunDirectory) -> None:
+    before = [judged(0, 1, 40, True), judged(0, 1, 41, False), judged(0, 2, 40, False)]
+    results = [*before, judged(9, 1, 41, True)]
+    assert [(row.name, row.before[:6], row.gain) for row in comparisons(results)] == [
+        ("libero_object/1", "0 of 1", "+100 points"),
+        ("all", "0 of 1", "+100 points"),
+    ]
+    results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in results))
+    assert "2 more episodes of the first weights are left out" in write_report(run).read_text()
+
+
+def test_the_minutes_of_a_run_leave_out_the_pause_before_a_resume() -> None:
+    times = [(0.0, 90.0), (60.0, 100.0), (100_000.0, 120.0)]
+    rows = [{"wall_time_s": wall_time_s, "time/update_s": update_s} for wall_time_s, update_s in times]
+    assert minutes_of(rows) == 3.0
+    assert minutes_of(rows[:1]) == 0.0
+
+
+def test_strips_of_the_same_start_in_two_scenes_are_two_pictures(run: RunDirectory) -> None:
+    assert strip_path(run, 3, ("libero_goal/7", 40, 0)) != strip_path(run, 3, ("libero_goal/7", 40, 1))
+
+
 def test_weights_that_were_judged_alone_are_compared_with_nothing() -> None:
     assert comparisons([judged(0, 1, 40, False)]) == []
 
@@ -69,11 +91,11 @@ def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: Run
     results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     (run.path / "strips").mkdir()
     for line in lines:
-        path = strip_path(run, line.weight_version, line.result.task, line.result.init_state_id)
+        path = strip_path(run, line.weight_version, line.result.key)
         imageio.imwrite(path, np.zeros((8, 8, 3), np.uint8))
     page = write_report(run).read_text()
     assert page.count("data:image/jpeg;base64,") == 2
-    assert "pick up the &lt;cream&gt; cheese (libero_object/1, initial state 40)" in page
+    assert "pick up the &lt;cream&gt; cheese (libero_object/1, initial state 40, scene seed 0)" in page
 
 
 def test_a_run_without_updates_or_held_out_episodes_says_so(run: RunDirectory) -> None:

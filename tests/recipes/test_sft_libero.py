@@ -189,5 +189,9 @@ async def test_what_cannot_be_taught_is_refused_before_anything_is_trained(tmp_p
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match="out exists already"):
         await sft(tmp_path)
+    (tmp_path / "out").rmdir()
+    (tmp_path / "out-000002").mkdir()
+    with pytest.raises(ConfigError, match="out-000002 exists already"):
+        await sft(tmp_path, save_every=2, updates=3)
     with pytest.raises(ConfigError, match="lora_rank is 0"):
         SftLiberoConfig(lora_rank=0)

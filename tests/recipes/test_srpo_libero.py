@@ -5,17 +5,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from vla_rl.engines import LearnerConfig, latest_checkpoint
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
-from vla_rl.observe import read_metrics
+from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.recipes.command_line import TrainingLaunch, parse_command
-from vla_rl.recipes.evaluation import HeldOutJudge, read_held_out, write_strip
-from vla_rl.recipes.evaluation.held_out import results_path
+from vla_rl.recipes.evaluation import EpisodeResult, HeldOutJudge, read_held_out, write_strip
+from vla_rl.recipes.evaluation.held_out import HeldOutResult, results_path
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig, held_out_episodes, starting_policy, starts_of
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
@@ -25,6 +27,7 @@ from vla_rl.recipes.training import TrainingRun, train
 from vla_rl.recipes.training_config import RunConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import Config
 
 needs_assets = pytest.mark.skipif(
     "VLA_RL_LIBERO_ASSETS" not in os.environ, reason="VLA_RL_LIBERO_ASSETS names no folder of LIBERO's assets"
@@ -67,6 +70,18 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path
     page = write_report(outcome.run).read_text()
     assert "0 of 2: 0 % (95 %: 0 to 66)" in page
     assert page.count("<svg") == 3
+
+
+async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_one(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "judged", Config())
+    result = EpisodeResult(
+        suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=40,
+        scene_seed=0, is_success=True, num_steps=70, attempts=1,
+    )  # fmt: skip
+    whole = msgspec.json.encode(HeldOutResult(weight_version=0, result=result)) + b"\n"
+    results_path(run).write_bytes(whole + whole[:30])
+    await HeldOutJudge([])(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
+    assert results_path(run).read_bytes() == whole
 
 
 def test_held_out_starts_are_not_those_of_training() -> None:

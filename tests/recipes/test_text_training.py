@@ -9,9 +9,12 @@ import pytest
 
 from vla_rl.engines import CriticConfig, EngineConfig, LearnerConfig, OptimizerConfig
 from vla_rl.envs.text import TextPoolConfig
+from vla_rl.errors import ConfigError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.observe import RunDirectory
-from vla_rl.recipes.evaluation.validation import Validation
+from vla_rl.recipes import sft_text
+from vla_rl.recipes.command_line import Command, Launch
+from vla_rl.recipes.evaluation.validation import Validation, read_validation
 from vla_rl.recipes.pipelines import with_pipeline
 from vla_rl.recipes.training import Outcome, train
 from vla_rl.recipes.training_config import RunConfig, TextTrainingConfig
@@ -75,6 +78,19 @@ async def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     first = await run(config_of(tmp_path, "grpo", updates=1))
     resumed = await run(config_of(tmp_path, "grpo", updates=2), resume=RunDirectory.resume(first.run.path))
     assert [int(value) for value in column(resumed, "update")] == [1, 2]
+
+
+async def test_weights_are_validated_once_however_often_the_run_is_resumed(tmp_path: Path) -> None:
+    validation = Validation(STARTS[:1], 2, functools.partial(chat_agent, limits=ChatLimits(max_reply=6)), Sampling())
+    config = config_of(tmp_path, "grpo", updates=1)
+    first = await run(config, judge=validation)
+    await run(config, judge=validation, resume=RunDirectory.resume(first.run.path))
+    assert [result.weight_version for result in read_validation(first.run.path / "validation.jsonl")] == [0, 1]
+
+
+async def test_nothing_is_taught_where_there_is_no_place_to_save_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="exists already, expected a new folder"):
+        await sft_text.main(Command(Launch(), sft_text.SftTextConfig(out=str(tmp_path))))
 
 
 async def test_a_policy_that_speaks_cannot_be_embedded(tmp_path: Path) -> None:

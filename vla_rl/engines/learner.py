@@ -149,7 +149,7 @@ class Learner:
         """A new version of the same weights: of an update in which others learn. The optimizer does not move."""
         async with self._turn:
             await self._lane.run(self._training.stand_still, work="update")
-        return UpdateReport(self.weight_version, {})
+        return UpdateReport(self.weight_version, {"update/taught": 0.0})
 
     async def snapshot(self) -> TrainingState:
         """A copy of everything the next update depends on, between two updates."""

@@ -81,6 +81,12 @@ class LearnerTeam:
             metrics |= {f"{name}/{key}": value for key, value in report.metrics.items()}
         return UpdateReport(self.weight_version, metrics)
 
+    async def stand_still(self) -> UpdateReport:
+        """A new version of the same weights, of all of them."""
+        reports = {name: await learner.stand_still() for name, learner in self._learners.items()}
+        metrics = {f"{name}/{key}": value for name, report in reports.items() for key, value in report.metrics.items()}
+        return UpdateReport(self.weight_version, metrics)
+
     async def snapshot(self) -> TeamState:
         """A copy of everything that the next update depends on, between two updates."""
         return TeamState({name: await learner.snapshot() for name, learner in self._learners.items()})

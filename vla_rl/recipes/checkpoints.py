@@ -145,3 +145,12 @@ def digest_of(checkpoint: str) -> str:
                 file.seek(-min(WHOLE_FILE_BYTES, size - WHOLE_FILE_BYTES), 2)
                 digest.update(file.read())
     return digest.hexdigest()
+
+
+def require_new(*folders: Path) -> None:
+    """What is going to be saved has a place. Raises: ConfigError for a folder that exists already."""
+    for folder in folders:
+        if folder.exists():
+            raise ConfigError(
+                f"{folder} exists already, expected a new folder for the checkpoint; choose another --out"
+            )

@@ -174,17 +174,19 @@ class TrainingParts:
     ) -> NodeOutput:
         """One update, booked; gives what to save where a checkpoint is due.
 
-        Once begun it is carried to its end, so that weights and books never disagree about the version.
+        The policy stands still while its critic is warmed up, and where no episode is left to learn from. Once begun it
+        is carried to its end, so that weights and books never disagree about the version.
         """
         trajectories = members_of(groups)
-        if self._critic is not None and self.scheduler.version < self.config.critic.warmup_updates:
-            advantages = [0.0] * len(trajectories)
         references = None
         if reference_log_probs is not None:
             references = [log_probs for of_group in reference_log_probs for log_probs in of_group]
         kept, advantages = learnt_from(trajectories, list(advantages), mask_truncated=self.config.filter.mask_truncated)
         references = None if references is None else [references[row] for row in kept]
-        update = self.learner.update([trajectories[row] for row in kept], advantages, references)
+        if not kept or (self._critic is not None and self.scheduler.version < self.config.critic.warmup_updates):
+            update = self.learner.stand_still()
+        else:
+            update = self.learner.update([trajectories[row] for row in kept], advantages, references)
         report, is_cancelled = await carried_through(update)
         self.scheduler.trained(groups, report.weight_version)
         if is_cancelled:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.data import LeRobotWriter, RecordedEpisode
+from vla_rl.engines.threads import run_to_its_end
 from vla_rl.envs.text import is_text_task
 from vla_rl.rollout import embodied_agent, owned_copy
 from vla_rl.types import (
@@ -50,7 +51,7 @@ class EpisodeRecorder:
             watched = _Watched(env)
             trajectory = await agent(watched, policy)
             async with self._turn:
-                await asyncio.to_thread(self._write, trajectory, watched.seen[:-1], watched.actions)
+                await run_to_its_end(self._write, trajectory, watched.seen[:-1], watched.actions)
             return trajectory
 
         return play

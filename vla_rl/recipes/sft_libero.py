@@ -26,7 +26,7 @@ from vla_rl.engines import DeviceLane, ImitationConfig, Imitator, OptimizerConfi
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.models.images.augmentation import AugmentationConfig
 from vla_rl.models.prismatic.folder import open_folder
-from vla_rl.recipes.checkpoints import CheckpointConfig, device_for, load_policy
+from vla_rl.recipes.checkpoints import CheckpointConfig, device_for, load_policy, require_new
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.imitation import Samples, augmented_batches, tiny_policy, with_statistics
 from vla_rl.types import derive_seed
@@ -128,15 +128,17 @@ def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
         raise ConfigError(str(error)) from error
 
 
-def _new_folder(out: str) -> Path:
-    if Path(out).exists():
-        raise ConfigError(f"{out} exists already, expected a new folder for the checkpoint; choose another --out")
-    return Path(out)
+def folders_of(config: SftLiberoConfig) -> dict[int, Path]:
+    """Where the weights are saved after how many updates."""
+    on_the_way = range(config.save_every, config.updates, config.save_every) if config.save_every else []
+    folders = {number: Path(f"{config.out}-{number:06d}") for number in on_the_way}
+    return {**folders, config.updates: Path(config.out)}
 
 
 async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     """Train and save."""
-    config, out = command.config, _new_folder(command.config.out)
+    config, folders = command.config, folders_of(command.config)
+    require_new(*folders.values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
     policy = await asyncio.to_thread(starting_policy, config, episodes)
     if config.recompute_activations:
@@ -159,13 +161,13 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
             losses.append(report.metrics["imitation/loss"])
             if number % 500 == 0:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")
-            if config.save_every and number % config.save_every == 0 and number < config.updates:
-                await lane.run(_save, policy, Path(f"{out}-{number:06d}"), work="checkpoint")
+            if number in folders and number < config.updates:
+                await lane.run(_save, policy, folders[number], work="checkpoint")
         chosen = order.sample(range(len(samples)), k=min(256, len(samples)))
         seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
         print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on what it was taught")
-        await lane.run(_save, policy, out, work="checkpoint")
-    print(f"saved to {out}")
+        await lane.run(_save, policy, folders[config.updates], work="checkpoint")
+    print(f"saved to {config.out}")
     return 0
 
 

@@ -18,6 +18,7 @@ from vla_rl.engines.imitation import Demonstration
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.recipes.arithmetic_mix import TOOLS, conversation
+from vla_rl.recipes.checkpoints import require_new
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.pair_mix import pair_conversation
 from vla_rl.types import Config, Message, derive_seed
@@ -118,6 +119,7 @@ def _lessons(policy: CausalLanguageModel, chats: Sequence[Sequence[Message]]) ->
 async def main(command: Command[Launch, SftTextConfig]) -> int:
     """Teach, and save."""
     config = command.config
+    require_new(Path(config.out))
     policy = untaught_policy(config)
     num_parameters = sum(parameter.numel() for parameter in policy.network.parameters())
     prompt = policy.render(conversation_of(config, 0)[:1], TOOLS)

@@ -123,6 +123,7 @@ class TrainingRun:
             async with parts.runtime, parts.lane:
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
+                before = parts.scheduler.state().ledger
                 try:
                     await stop.unless_asked(self._make_updates(run))
                 finally:
@@ -131,8 +132,9 @@ class TrainingRun:
                 if stop.is_asked or parts.saved_version != parts.scheduler.version:
                     await parts.save(await parts.snapshot())
         progress, ledger = parts.progress.snapshot(), parts.scheduler.state().ledger
-        print_summary(progress, ledger.filtered, ledger.dropped)
-        return Outcome(run, progress, was_stopped=parts.scheduler.version < self._config.run.updates)
+        dropped = {cause: number - before.dropped.get(cause, 0) for cause, number in ledger.dropped.items()}
+        print_summary(progress, ledger.filtered - before.filtered, dropped)
+        return Outcome(run, progress, was_stopped=stop.is_asked)
 
     async def _make_updates(self, run: RunDirectory) -> None:
         parts, last = self._parts, self._config.run.updates

@@ -60,6 +60,7 @@ class HeldOutJudge:
         missing = [episode for episode in self._episodes if key_of(episode) not in played]
         console = Console()
         with path.open("ab") as file, Progress(console=console) as progress:
+            file.truncate(len(_whole_lines(path)))
             bar = progress.add_task(f"held-out episodes, weights {version}", total=len(self._episodes))
             progress.advance(bar, len(self._episodes) - len(missing))
 
@@ -83,16 +84,18 @@ def results_path(run: RunDirectory) -> Path:
 
 def read_held_out(path: Path) -> list[HeldOutResult]:
     """All results so far; a last line that was cut off by a kill is left out. Raises: ConfigError for other lines."""
-    if not path.exists():
-        return []
-    text = path.read_bytes()
     results = []
-    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
+    for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
         try:
             results.append(msgspec.json.decode(line, type=HeldOutResult))
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number} is not a result: {error}") from error
     return results
+
+
+def _whole_lines(path: Path) -> bytes:
+    text = path.read_bytes() if path.exists() else b""
+    return text[: text.rfind(b"\n") + 1]
 
 
 def by_version(results: Sequence[HeldOutResult]) -> dict[int, list[EpisodeResult]]:

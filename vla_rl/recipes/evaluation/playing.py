@@ -32,13 +32,15 @@ async def play_each(
     await tasks.__aenter__()
     for number in range(pool.num_envs):
         tasks.create_task(_play_on(pool, engine, agent, waiting, done, max_attempts), name=f"player {number}")
+    first: Exception | None = None
     try:
         await leave(tasks, None, None, None)
-    except ExceptionGroup as errors:  # the first one is raised as it was
+    except ExceptionGroup as errors:
         first, *others = errors.exceptions
         for other in others:
             first.add_note(f"another episode failed too: {type(other).__name__}: {other}")
-        raise first from None
+    if first is not None:
+        raise first  # here, where its own cause stays
 
 
 async def _play_on(

@@ -7,6 +7,7 @@ import imageio.v3 as imageio
 import numpy as np
 
 from vla_rl.observe import RunDirectory
+from vla_rl.recipes.evaluation.results import Key, result_of
 from vla_rl.types import Trajectory
 
 NUM_MOMENTS = 8
@@ -14,13 +15,14 @@ NUM_MOMENTS = 8
 
 async def write_strip(run: RunDirectory, weight_version: int, trajectory: Trajectory) -> None:
     """Write `NUM_MOMENTS` frames of the fixed camera, from the first to the last observation, into one JPEG."""
-    path = strip_path(run, weight_version, trajectory.episode.task, int(trajectory.info["init_state_id"]))
+    path = strip_path(run, weight_version, result_of(trajectory).key)
     await asyncio.to_thread(_write, path, trajectory)
 
 
-def strip_path(run: RunDirectory, weight_version: int, task: str, init_state_id: int) -> Path:
+def strip_path(run: RunDirectory, weight_version: int, episode: Key) -> Path:
     """Where the strip of a held-out episode stands."""
-    name = f"{task.replace('/', '-')}_init-{init_state_id}_weights-{weight_version}.jpg"
+    task, init_state_id, scene_seed = episode
+    name = f"{task.replace('/', '-')}_init-{init_state_id}_scene-{scene_seed}_weights-{weight_version}.jpg"
     return run.path / "strips" / name
 
 

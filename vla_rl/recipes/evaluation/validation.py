@@ -5,6 +5,7 @@ validation.jsonl in the run's folder: one line a weight version, with mean, best
 
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -57,11 +58,13 @@ class Validation:
         ]
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
-        """Play all of it, print the result and add it to `validation.jsonl`."""
+        """Play all of it, print the result and add it to `validation.jsonl`; a version that stands there was played."""
+        version, path = engine.weight_version, run.path / "validation.jsonl"
+        if version in [result.weight_version for result in read_validation(path)]:
+            return
         metrics = await self.play(pool, engine)
-        version = engine.weight_version
         result = ValidationResult(weight_version=version, num_problems=self._num_problems, metrics=metrics)
-        with (run.path / "validation.jsonl").open("ab") as file:
+        with path.open("ab") as file:
             file.write(msgspec.json.encode(result) + b"\n")
         shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         print(f"validation of weights {version}, {self._num_problems} problems: {shown}", flush=True)
@@ -85,3 +88,12 @@ class Validation:
             **validation_metrics(rewards, answers),
             "success": float(np.mean([each.is_success for of_problem in played for each in of_problem])),
         }
+
+
+def read_validation(path: Path) -> list[ValidationResult]:
+    """All results so far. Raises: DecodeError for a line that is none."""
+    return (
+        [msgspec.json.decode(line, type=ValidationResult) for line in path.read_bytes().splitlines()]
+        if path.exists()
+        else []
+    )

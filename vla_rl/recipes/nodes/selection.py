@@ -18,9 +18,7 @@ from vla_rl.types import Trajectory
 def learnt_from(
     trajectories: Sequence[Trajectory], advantages: Sequence[Advantage], *, mask_truncated: bool
 ) -> tuple[list[int], list[Advantage]]:
-    """Positions of the episodes to learn from, and their advantages.
-
-    Where none is left, one is kept with an advantage of 0: such an update teaches nothing, and still counts as one.
+    """Positions of the episodes to learn from, and their advantages; maybe of none.
 
     Args:
         trajectories: of the update.
@@ -32,4 +30,4 @@ def learnt_from(
         is_cut_off = np.array([trajectory.stop_reason.is_cut_off for trajectory in trajectories])
         is_learnt = overlong_filter(is_learnt[:, None], is_cut_off)[:, 0]
     kept = np.flatnonzero(is_learnt).tolist()
-    return (kept, [advantages[row] for row in kept]) if kept else ([0], [0.0])
+    return kept, [advantages[row] for row in kept]

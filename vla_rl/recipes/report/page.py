@@ -1,9 +1,11 @@
 """The page itself: what a run's folder holds, put into the template."""
 
 import base64
+import itertools
 import json
 import os
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,7 @@ def write_report(run: RunDirectory) -> Path:
         packages=versions.get("packages", {}),
         config=run.config.read_text(),
         num_updates=len(rows),
-        minutes=(rows[-1]["wall_time_s"] - rows[0]["wall_time_s"]) / 60 if len(rows) > 1 else 0.0,
+        minutes=minutes_of(rows),
         charts=[
             ("Success", success_chart(rows, _points(held_out))),
             ("What failures earned", failure_reward_chart(rows)),
@@ -66,6 +68,7 @@ def write_report(run: RunDirectory) -> Path:
         ],
         nodes=node_seconds(rows),
         comparisons=comparisons(held_out),
+        num_left_out=num_left_out(held_out),
         strips=_strips(run, held_out),
         graph=_text(run.path / "graph.txt"),
     )
@@ -76,22 +79,39 @@ def write_report(run: RunDirectory) -> Path:
     return path
 
 
+def minutes_of(rows: Sequence[Mapping[str, float]]) -> float:
+    """From the first update to the last, without what lay between a stop and a resume."""
+    gaps = [(after["wall_time_s"] - before["wall_time_s"], after) for before, after in itertools.pairwise(rows)]
+    return sum(min(gap, update.get("time/update_s", gap)) for gap, update in gaps) / 60
+
+
 def comparisons(held_out: list[HeldOutResult]) -> list[Comparison]:
-    """One row a task and one for all; empty where only one weight version, or none, was judged."""
-    versions = by_version(held_out)
-    if len(versions) < 2:
-        return []
-    first, *_, last = versions.values()
+    """One row a task and one for all, of the episodes that the first and the last weights played; empty without any."""
+    first, last = _first_and_last(held_out)
     rows = [
         _comparison(task, [each for each in first if each.task == task], [each for each in last if each.task == task])
         for task in by_task(first)
     ]
-    return [*rows, _comparison("all", first, last)]
+    return [*rows, _comparison("all", first, last)] if rows else []
+
+
+def _first_and_last(held_out: list[HeldOutResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
+    """The same episodes of both: those that one of them has not played yet are left out."""
+    versions = by_version(held_out)
+    if len(versions) < 2:
+        return [], []
+    first, *_, last = versions.values()
+    of_both = {result.key for result in first} & {result.key for result in last}
+    return [each for each in first if each.key in of_both], [each for each in last if each.key in of_both]
+
+
+def num_left_out(held_out: list[HeldOutResult]) -> int:
+    """Episodes of the first weights that the last ones have not played, as where their judging was stopped."""
+    played = by_version(held_out)
+    return len(next(iter(played.values()))) - len(_first_and_last(held_out)[0]) if len(played) > 1 else 0
 
 
 def _comparison(name: str, before: list[EpisodeResult], after: list[EpisodeResult]) -> Comparison:
-    if not after:
-        return Comparison(name, _rate(before), "-", "-")
     gain = 100 * (summary_of(after)["success_rate"] - summary_of(before)["success_rate"])
     return Comparison(name, _rate(before), _rate(after), f"{gain:+.0f} points")
 
@@ -120,9 +140,10 @@ def _strips(run: RunDirectory, held_out: list[HeldOutResult]) -> list[StripPair]
     for result in versions[first]:
         if result.is_success or result.key not in solved:
             continue
-        images = [strip_path(run, version, result.task, result.init_state_id) for version in (first, last)]
+        images = [strip_path(run, version, result.key) for version in (first, last)]
         if all(image.exists() for image in images):
-            title = f"{result.instruction} ({result.task}, initial state {result.init_state_id})"
+            start = f"initial state {result.init_state_id}, scene seed {result.scene_seed}"
+            title = f"{result.instruction} ({result.task}, {start})"
             pairs.append(StripPair(title, *(_data_url(image) for image in images)))
     return pairs[:MAX_STRIPS]
 
