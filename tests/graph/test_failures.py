@@ -77,6 +77,7 @@ async def test_dependents_are_skipped_and_everything_else_finishes(run_all: Any)
 async def test_earlier_updates_arrive_before_the_failure_and_later_ones_are_cancelled() -> None:
     started: list[int] = []
     cancelled: list[int] = []
+    fourth_lingers = asyncio.Event()
 
     async def begin(update: int) -> int:
         started.append(update)
@@ -84,10 +85,13 @@ async def test_earlier_updates_arrive_before_the_failure_and_later_ones_are_canc
 
     async def finish(x: int) -> int:
         if x == 2:
+            await fourth_lingers.wait()
             raise Unlucky("in the third")
         return x
 
     async def linger(x: int) -> int:
+        if x == 3:
+            fourth_lingers.set()
         try:
             await asyncio.sleep(0 if x <= 2 else 3600)
         except asyncio.CancelledError:
@@ -109,7 +113,30 @@ async def test_earlier_updates_arrive_before_the_failure_and_later_ones_are_canc
                 arrived.append(update.index)
     assert arrived == [0, 1]
     assert max(started) <= 4
+    assert 3 in cancelled
     assert all(x > 2 for x in cancelled)
+
+
+async def test_what_failed_in_a_later_update_is_told_with_the_first_failure() -> None:
+    later_failed = asyncio.Event()
+
+    async def quick(update: int) -> None:
+        if update == 1:
+            later_failed.set()
+            raise Unlucky("in the second")
+
+    async def slow(update: int) -> None:
+        await later_failed.wait()
+        raise Unlucky("in the first")
+
+    graph = (
+        Pipeline("p", inputs="update").add_node("quick", quick, reads="update").add_node("slow", slow, reads="update")
+    )
+    with pytest.raises(NodeFailed, match="'slow' failed in update 0") as caught:
+        async with asyncio.timeout(20), Executor(graph.build(), max_in_flight=2).run() as updates:
+            async for _ in updates:
+                pass
+    assert any("failed in update 1" in note for note in caught.value.__notes__)
 
 
 async def test_a_failure_cancels_later_updates_at_once_even_while_the_body_works() -> None:

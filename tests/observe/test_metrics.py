@@ -86,10 +86,18 @@ def test_a_sink_that_fails_to_close_does_not_keep_others_open(caplog) -> None:
     assert "failed to close" in caplog.text
 
 
-@pytest.mark.parametrize("key", ["loss", "/loss", "train/", "Train/loss", "train/my loss"])
+@pytest.mark.parametrize("key", ["loss", "/loss", "train/", "train//loss"])
 def test_a_key_without_a_namespace_is_refused(key) -> None:
-    with pytest.raises(ValueError, match="metric key is"):
+    with pytest.raises(ConfigError, match="metric key is"):
         MetricLog([]).write(1, {key: 0.0})
+
+
+@pytest.mark.parametrize("key", ["Alice/update/loss", "agent-1/update/loss", "time/node/my node_s", "success_rate/a b"])
+def test_agents_nodes_and_tasks_may_be_called_as_one_likes(key, tmp_path) -> None:
+    run = RunDirectory.create(tmp_path, "names", Config())
+    with MetricLog.open(run) as log:
+        log.write(1, {key: 0.5})
+    assert read_metrics(run.metrics)[0][key] == 0.5
 
 
 def test_lines_survive_a_process_that_dies_at_once(tmp_path) -> None:

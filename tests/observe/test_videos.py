@@ -87,6 +87,15 @@ def test_beyond_its_room_videos_are_left_out_and_counted(tmp_path, make_trajecto
     assert recorder.num_written + recorder.num_left_out == 20
 
 
+def test_where_there_was_no_room_for_the_first_of_its_kind_a_later_one_is_written(make_trajectory) -> None:
+    choice = VideoChoice(every_updates=5)
+    (first,) = choice.choose(0, [make_trajectory(1)])
+    assert choice.choose(1, [make_trajectory(2)]) == []
+    choice.give_back(first)
+    (later,) = choice.choose(1, [make_trajectory(3)])
+    assert later.episode.episode_id == 3
+
+
 @pytest.mark.parametrize("size", [(33, 51), (224, 224), (256, 301), (500, 400)])
 def test_any_size_becomes_even_and_the_picture_stays_as_it_is(size) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)

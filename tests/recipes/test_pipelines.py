@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, KlLossConfig, PolicyLossConfig
+from vla_rl.algorithms.filters import OverlongConfig
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
 from vla_rl.engines import EngineConfig, LearnerConfig
 from vla_rl.errors import ConfigError
@@ -18,6 +19,7 @@ from vla_rl.graph import Node, NodeOutput, NodeRole, Pipeline
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.recipes.command_line import TrainingLaunch, parse_command
+from vla_rl.recipes.nodes.rewards import RewardConfig
 from vla_rl.recipes.pipelines import PIPELINES, merged, settings_of, with_pipeline
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, policy_of, starts_of
 from vla_rl.recipes.training import TrainingRun, train
@@ -212,6 +214,21 @@ async def test_remax_plays_one_greedy_episode_more_in_each_group_and_needs_no_co
     metrics, _, _ = await trained(config)
     # two groups of one sampled and one greedy episode of four decisions each; the greedy ones are not learnt from
     assert [line["update/decisions"] for line in metrics] == [8.0, 8.0]
+
+
+def test_settings_that_a_pipeline_would_not_read_are_refused(tmp_path: Path) -> None:
+    by_hand = RewardConfig(function="success")
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("embodied_srpo", {"reward": by_hand}, "reward.function is 'success'.*makes its own reward"),
+        (
+            "gspo",
+            {"overlong": OverlongConfig(max_length=64)},
+            "max_length is 64, but pipeline 'gspo' has no node 'overlong'",
+        ),
+    ]
+    for pipeline, changes, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            run_of(small(pipeline, tmp_path, **changes))
 
 
 def with_entropy_bonus(config: TrainToyConfig) -> TrainToyConfig:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from vla_rl.graph.errors import InvalidRun, nearest
+from vla_rl.graph.errors import InvalidRun, NodeFailed, nearest
 from vla_rl.graph.node import Names, as_names
 from vla_rl.graph.plan import Plan, make_plan
 from vla_rl.graph.resources import Resource
@@ -149,6 +149,8 @@ class Run:
     ) -> None:
         self._closed = True
         failure = next((update.failure for update in self._in_flight if update.failure is not None), None)
+        if failure is not None:
+            self._add_others(failure)
         await self._stop()
         if failure is not None and error is None:
             raise failure
@@ -169,6 +171,7 @@ class Run:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         if head.failure is not None:
+            self._add_others(head.failure)
             await self._stop()
             raise head.failure
         assert head.result is not None
@@ -196,6 +199,12 @@ class Run:
             self._remembered.popleft().forget_causes()
         if self._in_flight[0] is update and self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+    def _add_others(self, failure: NodeFailed) -> None:
+        """What failed in other updates is told with the failure that is raised."""
+        for update in self._in_flight:
+            if update.failure is not None and update.failure is not failure:
+                failure.add_note(f"also, {update.failure}")
 
     def _admit(self) -> None:
         """Fill the free places; only called when the loop asks, so that the update in its body counts as in flight."""

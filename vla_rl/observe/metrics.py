@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 import msgspec
 
+from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import RunDirectory
 from vla_rl.observe.sinks import JsonlSink, TensorBoardSink, WandbSink
 
 logger = logging.getLogger(__name__)
 
-_KEY = re.compile(r"[a-z][a-z0-9_]*(/[^/\s]+)+")
+_KEY = re.compile(r"[^/]+(/[^/]+)+")
 
 
 class Sink(Protocol):
@@ -59,11 +60,11 @@ class MetricLog:
     def write(self, update: int, values: Mapping[str, float]) -> None:
         """Keep the metrics of one update; anything that `float` takes is a value.
 
-        Raises: ValueError for a key without a namespace.
+        Raises: ConfigError for a key without a namespace.
         """
         for key in values:
             if not _KEY.fullmatch(key):
-                raise ValueError(
+                raise ConfigError(
                     f"metric key is {key!r}, expected a path such as 'train/loss'; put a namespace before it."
                 )
         numbers = {key: float(value) for key, value in values.items()}

@@ -44,12 +44,17 @@ class VideoChoice:
                 chosen.append(trajectory)
         return chosen
 
+    def give_back(self, trajectory: Trajectory) -> None:
+        """It was chosen and not kept: the next one of its kind in this window is chosen in its place."""
+        self._taken.discard((trajectory.episode.task, trajectory.is_success))
+
 
 class VideoRecorder:
     """Writes chosen trajectories in a thread of its own. Use as a context manager; leaving it waits for the last video.
 
-    `offer` never waits: while `max_pending` videos are unwritten, further ones are left out and counted in
-    `num_left_out`. A video that cannot be written is logged, counted in `num_failed`, and the run goes on.
+    `offer` never waits: while `max_pending` videos are unwritten, further ones are left out, counted in `num_left_out`, and
+    later episodes of their kind take their place. A video that cannot be written is logged, counted in `num_failed`, and
+    the run goes on.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class VideoRecorder:
         for trajectory in self._choice.choose(update, trajectories):
             if not self._room.acquire(blocking=False):
                 self.num_left_out += 1
+                self._choice.give_back(trajectory)
                 continue
             path = self._folder / video_name(update, trajectory)
             job = self._thread.submit(write_video, path, trajectory, self._image_key, self._frames_per_s)

@@ -31,6 +31,7 @@ from rich.syntax import Syntax
 
 from vla_rl.actors import Runtime
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines.threads import run_to_its_end
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
@@ -211,11 +212,13 @@ async def _play(
     specs = list({str(episode.env): episode.env for episode in missing}.values())
     with Progress(console=Console()) as progress:
         bar = progress.add_task("playing", total=num_planned, completed=num_planned - len(missing))
+        one_at_a_time = asyncio.Lock()
 
         async def done(trajectory: Trajectory) -> None:
             result = result_of(trajectory)
-            await asyncio.to_thread(_film, config, trajectory, result, run.videos)
-            await asyncio.to_thread(file.add, result)
+            async with one_at_a_time:
+                await run_to_its_end(_film, config, trajectory, result, run.videos)
+                await run_to_its_end(file.add, result)
             successes = sum(result.is_success for result in file.results.values())
             progress.update(bar, advance=1, description=f"{successes} of {len(file.results)} succeeded")
 

@@ -34,7 +34,7 @@ async def launch(
     """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
-        print_plan(config, footprint, num_parameters_of(model))
+        print_plan(config, footprint, *num_parameters_of(model))
         return 0
     if wanted.draw is not None:
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")

@@ -5,7 +5,6 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from vla_rl.engines import EngineConfig
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.recipes.pools import what_plays
 from vla_rl.recipes.training_config import LearningConfig, MixedTrainingConfig, TrainingConfig
@@ -13,9 +12,11 @@ from vla_rl.simulation import SimulatorConfig
 
 MIB = 2**20
 
-BYTES_PER_PARAMETER = 4 + 4 + 8
-"""Weights, gradients and Adam's two moving averages, in float32; the engine shares the learner's weights."""
+WEIGHT_BYTES = 4
+"""Of a parameter, in float32."""
 
+TRAINING_BYTES = 4 + 8
+"""Besides, of one that is trained: its gradient and Adam's two moving averages."""
 
 ENGINE_BYTES = 600 * MIB
 """Of a vLLM engine process without weights, keys and values."""
@@ -41,9 +42,20 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def print_plan(
-    config: LearningConfig, footprint: EpisodeFootprint, num_parameters: int, console: Console | None = None
+    config: LearningConfig,
+    footprint: EpisodeFootprint,
+    num_parameters: int,
+    num_trained: int,
+    console: Console | None = None,
 ) -> None:
-    """Print the plan of a run: `num_parameters` is that of the policy; without a console, on standard output."""
+    """Print the plan of a run, on standard output where there is no console.
+
+    Args:
+        config: of the run.
+        footprint: of its episodes.
+        num_parameters, num_trained: of the policy; of a critic nothing is known before it is built.
+        console: to print on.
+    """
     out = console if console is not None else Console()
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
 
@@ -57,28 +69,35 @@ def print_plan(
     out.print(processes)
 
     scheduler = config.scheduler
-    episodes = scheduler.group_capacity * config.group_size
+    per_group = config.episodes_per_group
+    episodes = scheduler.group_capacity * per_group
     out.print(
-        f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {config.group_size} episodes = "
-        f"{config.run.updates * scheduler.groups_per_update * config.group_size} episodes; at most {episodes} episodes "
+        f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {per_group} episodes = "
+        f"{config.run.updates * scheduler.groups_per_update * per_group} episodes; at most {episodes} episodes "
         f"outstanding at a time, trained at most {scheduler.max_staleness} updates after their dispatch"
     )
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
-        MemoryItem("weights, gradients and optimizer", num_parameters * BYTES_PER_PARAMETER),
-        *(_engine_items(config.engine, num_parameters)),
+        MemoryItem("weights, gradients and optimizer", num_parameters * WEIGHT_BYTES + num_trained * TRAINING_BYTES),
+        *_copies_of_weights(config, num_parameters),
         *(_simulator_items(config.simulators, footprint) if isinstance(config, TrainingConfig) else ()),
         MemoryItem("outstanding episodes, at their longest", footprint.num_chunks * footprint.chunk_bytes, episodes),
     ]
     out.print(memory_table("Memory estimate", items, available_bytes()))
 
 
-def _engine_items(config: EngineConfig, num_parameters: int) -> list[MemoryItem]:
-    if config.kind == "torch":
-        return []
-    each = ENGINE_BYTES + config.vllm.kv_cache_gib * 2**30 + num_parameters * 4
-    staged = MemoryItem("weights on their way to engines", 2 * num_parameters * 4)
-    return [MemoryItem("vLLM engine processes", each, config.vllm.num_engines), staged]
+def _copies_of_weights(config: LearningConfig, num_parameters: int) -> list[MemoryItem]:
+    """Beside the learner's own: an engine's that may not share them, and the reference's of a KL term."""
+    weights, engine, copies = num_parameters * WEIGHT_BYTES, config.engine, []
+    if engine.kind == "vllm":
+        each = ENGINE_BYTES + engine.vllm.kv_cache_gib * 2**30 + weights
+        copies.append(MemoryItem("vLLM engine processes", each, engine.vllm.num_engines))
+        copies.append(MemoryItem("weights on their way to engines", 2 * weights))
+    elif not config.learner.steps_once_per_update:
+        copies.append(MemoryItem("the engine's copy, as an update has several optimizer steps", weights))
+    if config.learner.loss.needs_reference or config.kl_in_reward.coef > 0.0:
+        copies.append(MemoryItem("the reference policy of the KL term", weights))
+    return copies
 
 
 def _environments(config: LearningConfig, footprint: EpisodeFootprint) -> tuple[str, str]:

@@ -131,10 +131,11 @@ def learners_of(
     return LearnerTeam(learners, model.updates_per_turn) if isinstance(model, Team) else learners[""]
 
 
-def num_parameters_of(model: RunModel | Team) -> int:
-    """Of all policies of a run."""
+def num_parameters_of(model: RunModel | Team) -> tuple[int, int]:
+    """Of all policies of a run, and how many of them are trained."""
     members: Sequence[Member] = list(members_of_run(model).values())
-    return sum(parameter.numel() for member in members for parameter in member.model.network.parameters())
+    parameters = [parameter for member in members for parameter in member.model.network.parameters()]
+    return sum(each.numel() for each in parameters), sum(each.numel() for each in parameters if each.requires_grad)
 
 
 def _engine_of(

@@ -17,7 +17,7 @@ import msgspec
 
 from vla_rl.actors import Watchdog
 from vla_rl.engines import Checkpoint, latest_checkpoint, load_checkpoint
-from vla_rl.errors import CheckpointError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, Update
 from vla_rl.observe import LiveView, MetricLog, RunDirectory, Snapshot, print_summary
 from vla_rl.recipes.agents import agent_of, recorded
@@ -107,6 +107,11 @@ class TrainingRun:
         self._config, self._judge = config, judge
         self._parts = TrainingParts(config, starts, model, agent=agent, first_update=first_update)
         self.graph: TaskGraph = customise(make_pipeline(self._parts)).build()
+        if config.overlong.max_length is not None and "overlong" not in self.graph.nodes:
+            raise ConfigError(
+                f"overlong.max_length is {config.overlong.max_length}, but pipeline {config.pipeline!r} has no node "
+                "'overlong' to punish long replies; take dapo, or insert that node"
+            )
 
     @property
     def simulator_pids(self) -> list[int]:

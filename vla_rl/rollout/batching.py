@@ -142,15 +142,16 @@ class DynamicBatcher(Generic[Request, Response]):
                 self._room.release()
 
     def stats(self) -> BatchStats:
-        """Counts since the batcher was opened."""
+        """Counts since the batcher was opened; from any thread."""
+        batch_sizes = dict(self._batch_sizes)  # at once: the loop may count on meanwhile
         now = self._loop.time() if self._tasks is not None else 0.0
         busy_s = self._busy_s + (now - self._running_since if self._running_since is not None else 0.0)
         return BatchStats(
-            num_batches=sum(self._batch_sizes.values()),
-            num_requests=sum(size * count for size, count in self._batch_sizes.items()),
+            num_batches=sum(batch_sizes.values()),
+            num_requests=sum(size * count for size, count in batch_sizes.items()),
             busy_share=busy_s / (now - self._opened_at) if now > self._opened_at else 0.0,
             num_queued=len(self._queue),
-            batch_sizes=dict(sorted(self._batch_sizes.items())),
+            batch_sizes=dict(sorted(batch_sizes.items())),
             waits=tuple(self._waits),
         )
 

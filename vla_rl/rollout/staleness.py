@@ -58,11 +58,6 @@ class StalenessPolicy:
         """Groups in flight, buffered or in training."""
         return len(self._dispatch_versions)
 
-    @property
-    def required_capacity(self) -> int:
-        """Most groups that can be outstanding at once; what a buffer must have room for."""
-        return self._capacity
-
     def dispatch_version(self, group_id: int) -> int:
         """Version at which an outstanding group was admitted."""
         return self._dispatch_versions[group_id]

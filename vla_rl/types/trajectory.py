@@ -1,7 +1,6 @@
 """The record of an episode from reset to end, chunk by chunk, and groups of them."""
 
 import enum
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -145,8 +144,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     trajectories: tuple[Trajectory, ...]
     dispatch_version: int
     """Weight version when the group was admitted; its staleness is counted from here, queues included."""
-
-    notes: dict[str, Any] = {}
 
     @property
     def task(self) -> str:

@@ -264,13 +264,17 @@ class VllmEngine:
         self._wake_callers()
 
     def stats(self) -> BatchStats:
-        """Requests, and the share of the time with one being asked; what runs together is the engines' own business."""
-        loop = asyncio.get_running_loop()
-        elapsed = loop.time() - self._opened_at
+        """Requests, and the share of the time with one being asked; what runs together is the engines' own business.
+
+        From any thread; the share is 0 where the engine is not open.
+        """
+        loop = self._loop
+        now = loop.time() if loop is not None else self._opened_at
+        elapsed = now - self._opened_at
         return BatchStats(
             num_batches=0,
             num_requests=self._gauge.num_decisions,
-            busy_share=self._gauge.asked_s(loop.time()) / elapsed if elapsed > 0 else 0.0,
+            busy_share=self._gauge.asked_s(now) / elapsed if elapsed > 0 else 0.0,
             num_queued=self._gauge.num_waiting,
             batch_sizes={},
             waits=(),

@@ -178,10 +178,6 @@ class Replica:
         text = "\n".join(f"{name} {value}" for part in parts for name, value in sorted(part.items()))
         return hashlib.sha256(text.encode()).hexdigest()
 
-    async def is_paused(self) -> bool:
-        """Whether it is paused. Raises: ActorDied."""
-        return bool(await self._await(self._llm.is_paused()))
-
     async def sleep(self) -> None:
         """Give the memory of weights and caches back; nothing may be asked until `wake`. Raises: ActorDied."""
         self.is_ready, self.is_asleep = False, True

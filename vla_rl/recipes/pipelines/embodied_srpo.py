@@ -24,6 +24,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.recipes.nodes.advantages import members_of
+from vla_rl.recipes.nodes.rewards import RewardConfig
 from vla_rl.recipes.parts import TrainingParts
 from vla_rl.recipes.pipelines.embodied_grpo import embodied_grpo
 from vla_rl.recipes.training_config import EmbodiedConfig
@@ -39,7 +40,10 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def embodied_srpo(parts: TrainingParts) -> Pipeline:
-    """The pipeline of one update. Raises: ConfigError for a configuration that does not say how videos are embedded."""
+    """The pipeline of one update.
+
+    Raises: ConfigError for a configuration that does not say how videos are embedded, or wants another reward.
+    """
     config = parts.config
     if not isinstance(config, EmbodiedConfig):
         raise ConfigError(
@@ -48,6 +52,11 @@ def embodied_srpo(parts: TrainingParts) -> Pipeline:
         )
     if isinstance(parts.model, LanguageModel):
         raise ConfigError("pipeline 'embodied_srpo' got a policy that speaks, expected one that sees; use grpo.")
+    if config.reward != RewardConfig():
+        raise ConfigError(
+            f"reward.function is {config.reward.function!r} and reward.manager {config.reward.manager!r}, but pipeline "
+            "'embodied_srpo' makes its own reward of successes and distances; leave them, or take embodied_grpo."
+        )
     encoder = trajectory_encoder(config.embedding, parts.model, parts.lane)
     bank = ReferenceBank(config.srpo.carry_over)
     parts.remember("references", bank, dict[str, BankedTask])
