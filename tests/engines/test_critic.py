@@ -83,6 +83,23 @@ async def test_a_critic_does_not_depend_on_its_micro_batches(lane: DeviceLane) -
     assert np.abs(results[0]).max() > 0.0
 
 
+async def test_a_critic_learns_from_an_update_once(lane: DeviceLane) -> None:
+    policy = mlp()
+    trajectories = [walk(policy, seed, 3) for seed in (1, 2)]
+    returns = [np.ones(3, np.float32), np.zeros(3, np.float32)]
+    critic = Critic(policy, lane, CONFIG, seed=0)
+    async with asyncio.timeout(60):
+        judged = await critic.values(trajectories)
+        assert await critic.update(trajectories, judged, returns, number=4)
+        once = await critic.snapshot()
+        assert await critic.update(trajectories, judged, returns, number=4) == {}
+        again = await critic.snapshot()
+        assert await critic.update(trajectories, judged, returns, number=5)
+    assert once.keys() == again.keys()
+    assert all(torch.equal(once[name], again[name]) for name in once)
+    assert not all(torch.equal(once[name], tensor) for name, tensor in (await critic.snapshot()).items())
+
+
 async def test_a_restored_critic_goes_on_as_if_nothing_had_happened(lane: DeviceLane) -> None:
     policy = mlp()
     trajectories = [walk(policy, seed, 3) for seed in (1, 2, 3, 4)]

@@ -11,9 +11,10 @@ from vla_rl.algorithms import AdvantageConfig
 from vla_rl.algorithms.filters import OverlongConfig
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
 from vla_rl.engines import Judged
+from vla_rl.engines.packing import pack, unpack
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.nodes.advantages import CriticAdvantage, GroupAdvantage
-from vla_rl.recipes.nodes.penalties import KlPenalty, OverlongPenalty
+from vla_rl.recipes.nodes.penalties import KlCoefficient, KlPenalty, OverlongPenalty
 from vla_rl.recipes.nodes.rewards import GroupReward, RewardConfig
 from vla_rl.recipes.nodes.selection import learnt_from
 from vla_rl.recipes.parts import kept_groups
@@ -102,9 +103,25 @@ async def test_distance_from_the_reference_costs_where_it_is_taken() -> None:
     # behavior says -1 everywhere; the reference -3 for the first token, and something far off where nothing ran
     references = [np.array([[-3.0, -1.0], [-1.5, -99.0]], np.float32), np.array([[-1.0, -99.0]], np.float32)]
     penalty = KlPenalty(KlRewardConfig(coef=0.5))
-    output = await penalty([PAIR], [[np.array([3.0, 4.0]), 0.5]], [references])
+    output = await penalty(0, [PAIR], [[np.array([3.0, 4.0]), 0.5]], [references])
     assert [row.tolist() for row in output.batch[0]] == [[2.0, 3.75], [0.5]]
     assert output.metrics["reward/reference_kl"] == pytest.approx(2.5 / 4)  # over the four tokens that ran
+
+
+async def test_an_update_that_is_made_again_has_the_coefficient_that_it_had() -> None:
+    references = [np.full((2, 2), -2.0, np.float32), np.full((1, 2), -2.0, np.float32)]
+    config = KlRewardConfig(coef=0.5, target=0.1, horizon=10)
+
+    async def coefficient(penalty: KlPenalty, update: int) -> float:
+        return (await penalty(update, [PAIR], [[1.0, 0.5]], [references])).metrics["reward/kl_coef"]
+
+    penalty, resumed = KlPenalty(config), KlPenalty(config)
+    first, second = await coefficient(penalty, 0), await coefficient(penalty, 1)
+    assert first == 0.5
+    assert second > first
+    resumed.restore(unpack(pack(penalty.state()), KlCoefficient))  # stopped before update 1 was learnt
+    assert await coefficient(resumed, 1) == second
+    assert await coefficient(resumed, 2) > second
 
 
 async def test_advantages_compare_episodes_and_not_decisions() -> None:

@@ -103,7 +103,12 @@ class Critic:
         return _by_trajectory(trajectories, values.numpy() * self._config.value_scale)
 
     async def update(
-        self, trajectories: Sequence[Trajectory], judged: Sequence[Judged], returns: Sequence[np.ndarray]
+        self,
+        trajectories: Sequence[Trajectory],
+        judged: Sequence[Judged],
+        returns: Sequence[np.ndarray],
+        *,
+        number: int | None = None,
     ) -> dict[str, float]:
         """Fit the values to the returns.
 
@@ -111,6 +116,8 @@ class Critic:
             trajectories: played episodes.
             judged: their values before this update, for the clipping and the explained variance.
             returns: float [decisions] for each trajectory, what the values should have been.
+            number: of the run's update. One that it learnt from before, as where a run was stopped before its policy
+                learnt and resumed, is left out. None: the next one.
 
         Returns: metrics by path; `critic/explained_variance` is 1 - Var(returns - values) / Var(returns) of the values that
         the advantages were made with.
@@ -125,7 +132,10 @@ class Critic:
         losses: list[Tensor] = []
         reports: list[StepReport] = []
         async with self._turn:
-            for index in self._minibatches(sequence):
+            number = self._num_updates if number is None else number
+            if number < self._num_updates:
+                return {}
+            for index in self._minibatches(sequence, number):
                 await self._lane.run(self._optimizer.zero_grad, work="critic")
                 pieces = [index[piece] for piece in micro_batches(num_read[index], self._config.micro_batch_size)]
                 parts = [
@@ -134,7 +144,7 @@ class Critic:
                 backward = partial(self._backward, num_rows=len(index))
                 losses += await in_parts(self._lane, self._prepare, backward, parts, "critic")
                 reports.append(await self._lane.run(self._optimizer.step, work="critic"))
-            self._num_updates += 1
+            self._num_updates = number + 1
         _, before = self._loss(old, old, target, torch.ones_like(old, dtype=torch.bool))
         return {
             "critic/loss": float(torch.stack(losses).sum()) / len(reports),
@@ -153,13 +163,13 @@ class Critic:
         async with self._turn:
             await self._lane.run(self._load, tensors, work="checkpoint")
 
-    def _minibatches(self, sequence: Tensor) -> list[Tensor]:
+    def _minibatches(self, sequence: Tensor, number: int) -> list[Tensor]:
         """Rows of each optimizer step; a trajectory is never split between two."""
         num_trajectories = int(sequence[-1]) + 1
         size = self._config.minibatch_trajectories or num_trajectories
         minibatches = []
         for epoch in range(self._config.epochs):
-            generator = torch.Generator().manual_seed(derive_seed(self._seed, "critic", self._num_updates, epoch))
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, "critic", number, epoch))
             for chosen in torch.split(torch.randperm(num_trajectories, generator=generator), size):
                 minibatches.append(torch.isin(sequence, chosen).nonzero()[:, 0])
         return minibatches

@@ -129,7 +129,12 @@ class CriticTeam:
         return [Judged(*pair) for pair in zip(values, bootstraps, strict=True)]
 
     async def update(
-        self, trajectories: Sequence[Trajectory], judged: Sequence[Judged], returns: Sequence[np.ndarray]
+        self,
+        trajectories: Sequence[Trajectory],
+        judged: Sequence[Judged],
+        returns: Sequence[np.ndarray],
+        *,
+        number: int | None = None,
     ) -> dict[str, float]:
         """Each critic fits the returns of its agent's decisions; metrics begin with the agent's name."""
         metrics: dict[str, float] = {}
@@ -142,6 +147,7 @@ class CriticTeam:
                 [part.trajectory for part in parts],
                 [Judged(each.values[places], each.bootstrap) for each, places in own],
                 [returns[part.row][list(part.decisions)] for part in parts],
+                number=number,
             )
             metrics |= {f"{name}/{key}": value for key, value in report.items()}
         return metrics

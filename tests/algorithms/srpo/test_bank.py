@@ -49,6 +49,12 @@ def test_the_metrics_show_how_old_the_references_are() -> None:
     }
 
 
+def test_an_update_that_is_made_again_takes_the_place_of_what_it_left() -> None:
+    bank = filled(size=4)
+    bank.add(5, vectors(4, 5), np.array([True, True]), ["a", "a"])
+    assert bank.references(["a"], NOBODY[:1])["a"].ravel().tolist() == [1.0, 4.0, 5.0]
+
+
 def test_a_restored_bank_goes_on_as_the_saved_one_would_have() -> None:
     bank, copy = filled(), ReferenceBank(2)
     copy.restore(unpack(pack(bank.state()), dict[str, BankedTask]))

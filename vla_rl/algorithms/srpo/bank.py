@@ -37,7 +37,12 @@ class ReferenceBank:
     def add(
         self, update: int, embeddings: NDArray[np.float32], is_success: NDArray[np.bool_], tasks: Sequence[str]
     ) -> None:
-        """Keep the successes of an update; embeddings are float32 [N, T, D], one for each of `is_success` and `tasks`."""
+        """Keep the successes of an update; embeddings are float32 [N, T, D], one for each of `is_success` and `tasks`.
+
+        An update that is made again, as after a resume, takes the place of what it left before.
+        """
+        for task, kept in self._kept.items():
+            self._kept[task] = deque((each for each in kept if each[0] < update), maxlen=self._size)
         for row in np.flatnonzero(is_success):
             kept = self._kept.setdefault(tasks[row], deque(maxlen=self._size))
             kept.append((update, np.array(embeddings[row], np.float32)))

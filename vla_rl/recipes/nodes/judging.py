@@ -1,5 +1,6 @@
 """Nodes that ask another network about episodes: the critic for values, the reference policy for log-probs."""
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from vla_rl.engines import Critic, CriticTeam, Judged, Reference, ReferenceTeam
 from vla_rl.graph import NodeOutput
 from vla_rl.recipes.nodes.advantages import members_of
+from vla_rl.recipes.stopping import carried_through
 from vla_rl.types import Group
 
 
@@ -22,17 +24,21 @@ class JudgeValues:
 
 
 class LearnValues:
-    """The node function: the critic learns from the returns of an update."""
+    """The node function: the critic learns from the returns of an update, once begun to the end."""
 
     def __init__(self, critic: Critic | CriticTeam) -> None:
         self._critic = critic
 
     async def __call__(
-        self, groups: Sequence[Group], judged: Sequence[Sequence[Judged]], returns: Sequence[np.ndarray]
+        self, update: int, groups: Sequence[Group], judged: Sequence[Sequence[Judged]], returns: Sequence[np.ndarray]
     ) -> NodeOutput:
-        """Fit the values; writes nothing but metrics."""
+        """Fit the values; writes nothing but metrics, and none where it learnt from this update before a resume."""
         flat = [each for of_group in judged for each in of_group]
-        return NodeOutput(values={}, metrics=await self._critic.update(members_of(groups), flat, returns))
+        learning = self._critic.update(members_of(groups), flat, returns, number=update)
+        metrics, is_cancelled = await carried_through(learning)
+        if is_cancelled:
+            raise asyncio.CancelledError
+        return NodeOutput(values={}, metrics=metrics)
 
 
 class ReferenceLogProbs:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
@@ -32,44 +33,60 @@ class OverlongPenalty:
         return NodeOutput(shaped, metrics={"reward/overlong_mean": float(np.concatenate(penalties).mean())})
 
 
+class KlCoefficient(msgspec.Struct, frozen=True):
+    """What a nat of distance costs."""
+
+    update: int
+    """The update it was used in last; -1 for none yet."""
+
+    coef: float
+    """In that update."""
+
+    next_coef: float
+
+
 class KlPenalty:
     """The node function: rewards of each group, less what the distance from the reference policy costs.
 
-    Its coefficient may adapt from update to update; it is all the state there is.
+    Its coefficient may adapt from update to update; it is all the state there is. An update that is made again, as after a
+    resume, has the coefficient that it had.
     """
 
     def __init__(self, config: KlRewardConfig) -> None:
-        self._config, self._coef = config, config.coef
+        self._config = config
+        self._state = KlCoefficient(update=-1, coef=config.coef, next_coef=config.coef)
 
     async def __call__(
         self,
+        update: int,
         groups: Sequence[Group],
         rewards: Sequence[Sequence[Reward]] | np.ndarray,
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
     ) -> NodeOutput:
         """Rewards by group, of each episode float [decisions]: each decision answers for its own tokens."""
+        coef = self._state.coef if update == self._state.update else self._state.next_coef
         shaped, total, count = [], 0.0, 0
         for group, of_group, references in zip(groups, by_group(groups, rewards), reference_log_probs, strict=True):
             rows = []
             for trajectory, reward, reference in zip(group.trajectories, of_group, references, strict=True):
                 kl = decision_kl(trajectory, reference)
                 everywhere = np.ones((1, len(kl)), bool)
-                row, _ = penalised_rewards(by_decision(trajectory, reward)[None], kl[None], everywhere, self._coef)
+                row, _ = penalised_rewards(by_decision(trajectory, reward)[None], kl[None], everywhere, coef)
                 rows.append(row[0])
                 total, count = total + float(kl.sum()), count + num_tokens(trajectory)
             shaped.append(rows)
-        observed, coef = total / max(count, 1), self._coef
-        num_episodes = sum(len(group.trajectories) for group in groups)
-        self._coef = next_kl_coef(self._config, coef, observed, num_episodes)
+        observed, num_episodes = total / max(count, 1), sum(len(group.trajectories) for group in groups)
+        next_coef = next_kl_coef(self._config, coef, observed, num_episodes)
+        self._state = KlCoefficient(update=update, coef=coef, next_coef=next_coef)
         return NodeOutput(shaped, metrics={"reward/reference_kl": observed, "reward/kl_coef": coef})
 
-    def state(self) -> float:
-        """The coefficient of the next update."""
-        return self._coef
+    def state(self) -> KlCoefficient:
+        """A part of a checkpoint."""
+        return self._state
 
-    def restore(self, state: float) -> None:
+    def restore(self, state: KlCoefficient) -> None:
         """Go on with a coefficient."""
-        self._coef = state
+        self._state = state
 
 
 def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.ndarray:

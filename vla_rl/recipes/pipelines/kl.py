@@ -6,7 +6,7 @@ rollout ─► reference ─┬─► update               learner.loss.kl.coef 
 
 from vla_rl.graph import Node, NodeRole, NodeType, Pipeline
 from vla_rl.recipes.nodes.judging import ReferenceLogProbs
-from vla_rl.recipes.nodes.penalties import KlPenalty
+from vla_rl.recipes.nodes.penalties import KlCoefficient, KlPenalty
 from vla_rl.recipes.parts import TrainingParts
 
 
@@ -29,8 +29,8 @@ def with_kl(pipeline: Pipeline, parts: TrainingParts) -> Pipeline:
         pipeline.replace_node("update", reads=wanted)
     if in_reward:
         penalty = KlPenalty(parts.config.kl_in_reward)
-        parts.remember("kl_in_reward", penalty, float)
-        reads = ("groups", "rewards", "reference_log_probs")
+        parts.remember("kl_in_reward", penalty, KlCoefficient)
+        reads = ("update", "groups", "rewards", "reference_log_probs")
         node = Node.declare("kl", penalty, reads=reads, writes="rewards_less_kl", node_role=NodeRole.REWARD)
         pipeline.insert_after("reward", node, reroute={"rewards": "rewards_less_kl"})
         # the node itself reads what the reward node gave

@@ -6,7 +6,8 @@
 
 Schulman et al. 2017, arXiv:1707.06347, and 2015, arXiv:1506.02438. An episode that the task ended has nothing more to come;
 one that a time limit cut off is continued by the value of its last observation. Values are judged group by group, while
-other groups still play; the critic learns before the policy, so that a checkpoint holds both of one update.
+other groups still play; the critic learns before the policy, and from each update once: where a run is stopped between the
+two, a resume leaves it out.
 """
 
 from typing import Any, Final
@@ -34,7 +35,7 @@ def ppo(parts: TrainingParts, id: str = "ppo", description: str = "Proximal poli
     critic = Node.declare(
         "critic",
         LearnValues(parts.critic),
-        reads=("groups", "judged", "returns"),
+        reads=("update", "groups", "judged", "returns"),
         node_type=NodeType.MODEL_TRAIN,
         node_role=NodeRole.CRITIC,
         resources="device",
