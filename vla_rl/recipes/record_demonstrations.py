@@ -148,6 +148,8 @@ def main(command: Command[Launch, RecordConfig]) -> int:
         bar = progress.add_task(config.suite, total=len(config.task_ids))
         jobs = {processes.submit(record_task, config, task_id): task_id for task_id in config.task_ids}
         for job in as_completed(jobs):
+            if job.exception() is not None:
+                processes.shutdown(wait=False, cancel_futures=True)  # what has begun ends, nothing more begins
             task_id, num_played = jobs[job], job.result()
             progress.advance(bar)
             files = sorted(folder_of(config, task_id).glob("*.npz"))[: config.num]

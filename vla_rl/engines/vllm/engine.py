@@ -253,15 +253,25 @@ class VllmEngine:
                 await replica.sleep()
 
     async def wake(self) -> None:
-        """Engines take their memory again, with the weights of now."""
+        """Engines take their memory again, with the weights of now.
+
+        Raises: ActorDied for one that could not; the others are awake.
+        """
         self._require_sleep()
         async with self._publication.turn:
             assert self._publication.current is not None
-            for keeper in self._keepers:
-                if keeper.replica is not None and keeper.replica.is_asleep:
-                    await keeper.replica.wake()
-                    await keeper.replica.join(self._publication.current)
+            errors = []
+            for replica in [
+                each.replica for each in self._keepers if each.replica is not None and each.replica.is_asleep
+            ]:
+                try:
+                    await replica.wake()
+                    await replica.join(self._publication.current)
+                except ActorDied as error:  # its keeper sees to it
+                    errors.append(error)
         self._wake_callers()
+        if errors:
+            raise errors[0]
 
     def stats(self) -> BatchStats:
         """Requests, and the share of the time with one being asked; what runs together is the engines' own business.
