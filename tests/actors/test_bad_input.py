@@ -155,6 +155,16 @@ class Loopback:
         """Gone already."""
 
 
+def test_keys_of_another_client_are_added_and_none_is_replaced(tmp_path: Path) -> None:
+    make_keys(tmp_path, ("one",))
+    server = read_keys(tmp_path / "server.key")
+    make_keys(tmp_path, ("two",))
+    assert read_keys(tmp_path / "server.key") == server
+    assert read_keys(tmp_path / "two.key") != read_keys(tmp_path / "one.key")
+    with pytest.raises(FileExistsError):
+        make_keys(tmp_path, ("one",))
+
+
 async def test_a_client_that_sends_rubbish_does_not_disturb_another(host: HostServer, keys: Path) -> None:
     chance = random.Random(9)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -180,6 +180,16 @@ async def test_a_stop_that_was_cancelled_is_finished_with_the_runtime() -> None:
             os.kill(pid, 0)
 
 
+async def test_a_call_that_runs_beside_others_is_told_that_its_actor_was_stopped() -> None:
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, placement=ChildProcess())
+        running = asyncio.create_task(counter.wait_beside_others("a"))
+        await counter.cancelled()  # its answer says that the call before it has arrived
+        await runtime.stop(counter)
+        with pytest.raises(ActorDied, match="stopped while this call was running"):
+            await running
+
+
 async def test_cancelling_spawn_leaves_no_process() -> None:
     async with asyncio.timeout(30), Runtime() as runtime:
         before = children_of(os.getpid())

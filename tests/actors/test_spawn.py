@@ -175,7 +175,7 @@ def test_keys_are_secret_and_never_replaced(tmp_path: Path) -> None:
     assert read_public_key(folder / "ann.pub") == pair.public
     assert pair.secret not in repr(pair)
     with pytest.raises(FileExistsError):
-        make_keys(folder)
+        make_keys(folder, ("bob",))
     with pytest.raises(ValueError, match="is not a key file"):
         read_keys(folder / "ann.pub")
     with pytest.raises(ValueError, match="expected a public key of 40"):

@@ -95,11 +95,24 @@ def test_our_own_recordings_are_read(tmp_path: Path) -> None:
     assert episode.observation(1)["image"].shape == (8, 8, 3)
 
 
+def test_a_recording_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    save_recording(tmp_path / "0000.npz")
+    whole = (tmp_path / "0000.npz").read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 4] ^= 0xFF
+    for damaged in (whole[: len(whole) // 2], b"", bytes(flipped)):
+        (tmp_path / "0000.npz").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"0000\.npz"):
+            open_dataset(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"state": None}, r"0000\.npz is not a recorded demonstration: no 'state', only"),
         ({"state": np.ones((3, 8), np.float32)}, r"0000\.npz: 3 rows of 'state', expected 2 like actions"),
+        ({"image": np.zeros((1, 8, 8, 3), np.uint8)}, r"has 1 pictures of 'image', expected 2, one for each action"),
+        ({"action": np.full((2, 7), np.nan, np.float32)}, r"'actions' of control step 0 holds NaN or infinity"),
     ],
 )
 def test_a_recording_that_lacks_something_is_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:

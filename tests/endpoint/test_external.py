@@ -79,6 +79,16 @@ async def test_a_number_is_the_reward_itself(endpoint: Endpoint) -> None:
     assert (trajectory.undiscounted_return, trajectory.stop_reason) == (0.25, StopReason.TERMINATED)
 
 
+@pytest.mark.parametrize("answer", [None, float("nan")])
+async def test_an_agent_that_forgets_its_reward_is_told(endpoint: Endpoint, answer: Any) -> None:
+    async def agent(task: ExternalTask) -> Any:
+        await chat(task, task.prompt)
+        return answer
+
+    with pytest.raises(EnvError, match=f"returned {answer!r}, expected its reward as a finite number, or its answer"):
+        await external_agent(agent, endpoint)(AskOnce(), BytePolicy("41"))
+
+
 async def test_an_unchanged_program_plays_with_two_environment_variables(endpoint: Endpoint, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(PROGRAM)
     play = external_agent([sys.executable, str(tmp_path / "agent.py")], endpoint)

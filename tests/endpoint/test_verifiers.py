@@ -18,7 +18,7 @@ import vla_rl
 from vla_rl.actors import Runtime
 from vla_rl.endpoint.verifiers import Played, VerifiersConfig, VerifiersEpisode, VerifiersPool
 from vla_rl.endpoint.verifiers.episode import Relay
-from vla_rl.errors import ConfigError, DataError, EnvError
+from vla_rl.errors import ActorDied, ConfigError, DataError, EnvError
 from vla_rl.rollout import chat_agent
 from vla_rl.types import EnvPool, EnvSpec, EpisodeSpec, Message, ToolCall
 
@@ -136,6 +136,26 @@ async def test_a_call_that_continues_no_conversation_begins_another_one() -> Non
     last = await env.step(said("e"))
     assert (last.reward, last.terminated, last.info["is_success"], last.info["stop"]) == (0.5, True, True, "done")
     assert rollout.heard == ["b", "short", "d", "e"]
+    await env.end()
+
+
+async def test_a_worker_that_dies_while_the_policy_speaks_is_what_the_episode_is_told() -> None:
+    relay, speaks = Relay(), asyncio.Event()
+
+    async def dies() -> Played:
+        call = asyncio.ensure_future(relay.generate([user("a")]))
+        await speaks.wait()
+        call.cancel()  # as the server does where the connection is gone
+        await asyncio.wait([call])
+        raise ActorDied("verifiers", 7, "SIGKILL")
+
+    env = VerifiersEpisode(episode(0), relay, dies, success_at=1.0)
+    await env.reset()
+    speaks.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    with pytest.raises(ActorDied, match="SIGKILL"):
+        await env.step(said("too late"))
     await env.end()
 
 

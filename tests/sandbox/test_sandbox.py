@@ -44,6 +44,21 @@ async def test_what_a_function_raises_is_told_in_words(sandbox: Sandbox) -> None
     assert (left.fault, left.text) == ("raised", "SystemExit: enough")
 
 
+async def test_what_cannot_be_sent_is_told_in_words(sandbox: Sandbox) -> None:
+    result = await sandbox.call("misbehaving:add", {"left": 10**30, "right": 1})
+    assert (result.fault, result.text[:28]) == ("raised", "its arguments cannot be sent")
+    program = await sandbox.run_program("print('\ud800')")
+    assert (program.fault, program.text[:26]) == ("raised", "the program cannot be sent")
+
+
+async def test_many_calls_at_a_time_each_have_their_own_streams() -> None:
+    programs = [f"import time; time.sleep(1.5); print({number})" for number in range(30)]
+    limits = ProcessLimits(timeout_s=60.0, network=False)
+    async with asyncio.timeout(100), Sandbox(SandboxConfig(max_calls=32)) as sandbox:
+        results = await asyncio.gather(*(sandbox.run_program(program, limits=limits) for program in programs))
+    assert [(result.fault, result.stdout) for result in results] == [(None, f"{number}\n") for number in range(30)]
+
+
 async def test_a_module_or_function_that_is_not_there_is_told(sandbox: Sandbox) -> None:
     assert (await sandbox.call("no_such_module:f")).text == "ModuleNotFoundError: No module named 'no_such_module'"
     assert "AttributeError" in (await sandbox.call("misbehaving:no_such_function")).text

@@ -1,6 +1,7 @@
 """Answers are judged by name or by a function of one's own; a scorer that hangs costs its deadline and no more."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,6 +36,13 @@ async def score(sandbox: Sandbox, scorer: str, reply: str, answer: Any) -> Score
 )
 def test_the_final_answer_is_what_the_reply_settles_on(reply: str, answer: str) -> None:
     assert final_answer(reply) == answer
+
+
+def test_a_reply_of_blank_lines_holds_nobody_up() -> None:
+    began = time.process_time()
+    assert final_answer("\n" * 50_000 + "4 2") == "4 2"
+    assert final_answer("Answer: x" + " *" * 20_000 + "x").endswith("x")
+    assert time.process_time() - began < 5.0  # quadratic, it was minutes
 
 
 async def test_exact_and_match_compare_texts(sandbox: Sandbox) -> None:
@@ -81,6 +89,8 @@ async def test_code_is_scored_by_the_share_of_tests_that_pass(sandbox: Sandbox) 
     assert (wrong.value, wrong.fault) == (0.0, "died")
     with pytest.raises(DataError, match="is no list of tests"):
         await score(sandbox, "code", right, "print(5)")
+    with pytest.raises(DataError, match="is an empty list, expected at least one test"):
+        await score(sandbox, "code", right, [])
 
 
 async def test_a_program_that_hangs_ends_its_tests(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,9 +333,8 @@ class ActorClient:
             elif kind == Kind.ERROR:
                 report = codec.decode(self._error_decoder, frames)
                 pending.fail(error_from(report, self.name, self._channel.pid))
-            elif kind == Kind.CANCELLED:
-                pending.future.cancel()
-                pending.notify()
+            elif kind == Kind.CANCELLED:  # not by its caller, whose future is done then
+                pending.fail(ActorDied(self.name, self._channel.pid, "stopped while this call was running"))
             else:
                 raise MalformedMessage(f"answer of kind {kind}.")
         except msgspec.ValidationError as error:

@@ -6,6 +6,7 @@ files are secret and readable by their owner only.
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,9 +17,13 @@ from vla_rl.actors.placement import KeyPair
 
 
 def make_keys(folder: Path, clients: Sequence[str] = ("client",)) -> None:
-    """Write key pairs for a server and its clients. Raises: FileExistsError where one exists: keys are never replaced."""
+    """Write key pairs for clients, and for the server where it has none yet.
+
+    Raises: FileExistsError where a client has one: keys are never replaced.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for name in ("server", *clients):
+    names = clients if (folder / "server.key").exists() else ("server", *clients)
+    for name in names:
         public, secret = zmq.curve_keypair()
         pair = KeyPair(public=public.decode(), secret=secret.decode())
         _write_once(folder / f"{name}.key", msgspec.json.encode(pair), 0o600)
@@ -47,15 +52,20 @@ def _write_once(file: Path, content: bytes, mode: int) -> None:
         opened.write(content)
 
 
-def main() -> None:
+def main() -> int:
     """Command line of `make_keys`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("clients", nargs="*", default=["client"], help="names of the clients; default: client")
     options = parser.parse_args()
-    make_keys(options.folder, options.clients)
-    print(f"wrote {options.folder}/server.key, server.pub and keys for {', '.join(options.clients)}")
+    try:
+        make_keys(options.folder, options.clients)
+    except OSError as error:
+        print(f"error: {error}; keys are never replaced: remove them, or choose other names", file=sys.stderr)
+        return 2
+    print(f"{options.folder} has keys of the server and of {', '.join(options.clients)}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

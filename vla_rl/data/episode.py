@@ -48,6 +48,10 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
                 raise DataError(
                     f"{self.name}: {len(values)} rows of {key!r}, expected {len(self.actions)} like actions."
                 )
+        for key, values in {"actions": self.actions, **columns}.items():
+            if not np.isfinite(values).all():
+                step = int(np.argwhere(~np.isfinite(values))[0][0])
+                raise DataError(f"{self.name}: {key!r} of control step {step} holds NaN or infinity.")
 
     @property
     def num_steps(self) -> int:

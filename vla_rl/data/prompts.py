@@ -80,7 +80,7 @@ def _read(path: Path, fields: Sequence[str]) -> PromptRows:
 def _parquet(path: Path, fields: Sequence[str]) -> pyarrow.Table:
     try:
         table = pyarrow.parquet.read_table(path)
-    except pyarrow.ArrowInvalid as error:
+    except (OSError, pyarrow.ArrowInvalid) as error:
         raise DataError(f"{path} is not a parquet file: {error}") from error
     for field in fields:
         if field not in table.column_names:

@@ -1,5 +1,7 @@
 """Our own recordings: one `.npz` an episode, as `record_demonstrations` writes them."""
 
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +15,17 @@ _FRAMES = ("image", "wrist_image")
 def read_recording(path: Path) -> RecordedEpisode:
     """Read one file, frames included. Raises: DataError naming the file and the array that it lacks."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             columns = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a recorded demonstration: {error}; record it again.") from error
     lost = [name for name in ("action", "state", "instruction", "image") if name not in columns]
     if lost:
         raise DataError(f"{path} is not a recorded demonstration: no {lost[0]!r}, only {sorted(columns)}.")
+    for name in _FRAMES:
+        if name in columns and len(columns[name]) != len(columns["action"]):
+            expected = f"expected {len(columns['action'])}, one for each action"
+            raise DataError(f"{path} has {len(columns[name])} pictures of {name!r}, {expected}.")
     about = {name: columns[name].item() for name in ("task", "init_state_id") if name in columns}
     return RecordedEpisode(
         name=str(path),

@@ -6,6 +6,7 @@ episode ──► env.reset ──► task ──► the agent, with base_url an
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -71,6 +72,10 @@ def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, ti
                 "the external agent ended without a word to the policy; give its client the base_url and api_key of its task"
             )
         if not isinstance(answer, str):
+            if not isinstance(answer, int | float) or not math.isfinite(answer):
+                raise EnvError(
+                    f"the external agent returned {answer!r}, expected its reward as a finite number, or its answer as text"
+                )
             reward = float(answer)
             return session.trajectory(
                 env.episode, reward, StopReason.SUCCESS if reward >= 1.0 else StopReason.TERMINATED

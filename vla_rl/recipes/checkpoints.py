@@ -10,9 +10,9 @@ import vla_rl
 from vla_rl.errors import ConfigError
 from vla_rl.models import openvla, openvla_oft  # the policies themselves bring much more, when they are asked for
 from vla_rl.models.openvla_oft.config import Dialect
+from vla_rl.models.prismatic.config import Normalization
 from vla_rl.models.prismatic.folder import open_folder
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
-from vla_rl.models.prismatic.statistics import Normalization
 from vla_rl.types import Config
 
 if TYPE_CHECKING:

@@ -96,12 +96,14 @@ def with_statistics(policy: "VlaPolicy", statistics: Mapping[str, Any], key: str
     bounds = bounds_of(found, "bounds_q99", gripper="openvla", epsilon=epsilon)
     tokenizer = read_tokenizer(policy.config.tokenizer_file)
     if isinstance(policy, OpenVla):
-        config = msgspec.structs.replace(policy.config, action_bounds=bounds, norm_key=key)
+        config = msgspec.structs.replace(policy.config, action_bounds=bounds, norm_key=key, normalization="bounds_q99")
         return OpenVla(config, policy.network, tokenizer, origin)
     proprio = policy.config.proprio
     if proprio is not None:
         proprio = proprio_of(found, "bounds_q99", proprio.key)
-    oft = msgspec.structs.replace(policy.config, action_bounds=bounds, norm_key=key, proprio=proprio)
+    oft = msgspec.structs.replace(
+        policy.config, action_bounds=bounds, norm_key=key, normalization="bounds_q99", proprio=proprio
+    )
     return type(policy)(oft, policy.network, tokenizer, origin)
 
 

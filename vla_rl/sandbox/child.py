@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import importlib
 import os
 import resource
@@ -78,11 +79,10 @@ def try_isolation(*, network: bool) -> bool:
 def _take_over(folder: Path, fds: tuple[int, int, int]) -> None:
     """Standard streams, nothing else open, and the call's own folder."""
     stdin = os.open(folder / "stdin", os.O_RDONLY)
-    for number, fd in enumerate((stdin, *fds)):
-        os.dup2(fd, 100 + number)
-    for number in range(4):
-        os.dup2(100 + number, number, inheritable=number < 3)
-    os.closerange(4, 4096)
+    # first to numbers that nobody has, as some of them may stand where the others go
+    for number, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in (stdin, *fds)]):
+        os.dup2(fd, number, inheritable=number < 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     os.chdir(folder)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):

@@ -73,10 +73,13 @@ class RunningCall:
         self._fault = self._fault or (fault, words)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGSTOP)
-            if self._is_isolated:  # the first process of its namespace, with which the kernel ends all of them
-                for first in children_of(self.pid):
+        if self._is_isolated:  # the first process of its namespace, with which the kernel ends all of them
+            for first in children_of(self.pid):
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(first, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
             kill_all_below(self.pid)
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def ended(self) -> Ended:

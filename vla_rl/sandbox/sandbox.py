@@ -48,6 +48,10 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
         self.require(self.max_calls >= 1, "max_calls", ">= 1")
 
 
+UNSENDABLE: Final = (OverflowError, TypeError, ValueError, RecursionError, msgspec.MsgspecError)
+"""What encoding raises: for a whole number beyond 64 bits, an object that is no plain value, text that is no UTF-8."""
+
+
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a call."""
 
@@ -114,13 +118,17 @@ class Sandbox:
         limits = limits if limits is not None else ProcessLimits()
         await self.preload(path.partition(":")[0])
         number = next(self._numbers)
-        ended = await self._answer(FunctionCall(number, path, arguments or {}, limits))
+        try:
+            message = frame(FunctionCall(number, path, arguments or {}, limits))
+        except UNSENDABLE as error:
+            return self._counted(CallResult(fault="raised", text=f"its arguments cannot be sent: {error}"))
+        ended = await self._answer(number, message)
         result = _result_of(ended)
         if ended.fault is not None:
             return self._counted(result)
         try:
             returned = msgspec.msgpack.decode(ended.returned, type=Returned)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             text = "its process ended without an answer"
             return self._counted(msgspec.structs.replace(result, fault="died", text=text))
         if returned.error is not None:
@@ -130,8 +138,12 @@ class Sandbox:
     async def run_program(self, source: str, stdin: str = "", limits: ProcessLimits | None = None) -> CallResult:
         """Run Python source in a fresh interpreter and an empty folder; without `limits`, offline."""
         limits = limits if limits is not None else ProcessLimits(network=False)
-        ended = await self._answer(ProgramCall(next(self._numbers), source, stdin, limits))
-        return self._counted(_result_of(ended))
+        number = next(self._numbers)
+        try:
+            message = frame(ProgramCall(number, source, stdin, limits))
+        except UNSENDABLE as error:
+            return self._counted(CallResult(fault="raised", text=f"the program cannot be sent: {error}"))
+        return self._counted(_result_of(await self._answer(number, message)))
 
     async def preload(self, module: str) -> None:
         """Have a module imported where calls are forked from, once; one that kills the keeper is not tried again."""
@@ -141,23 +153,24 @@ class Sandbox:
             assert self._writer is not None
             self._writer.write(frame(Import(module)))
 
-    async def _answer(self, request: FunctionCall | ProgramCall) -> Ended:
-        with waiting(f"sandboxed call {request.id}", on="a free place in the sandbox"):
+    async def _answer(self, number: int, message: bytes) -> Ended:
+        with waiting(f"sandboxed call {number}", on="a free place in the sandbox"):
             await self._room.acquire()
         try:
             await self._ensure_keeper()
             future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-            self._pending[request.id] = future
+            self._pending[number] = future
             assert self._writer is not None
-            self._writer.write(frame(request))
+            self._writer.write(message)
             try:
-                return await future
+                with waiting(f"sandboxed call {number}", on="its process"):
+                    return await future
             except asyncio.CancelledError:
                 if self._writer is not None and not self._writer.is_closing():
-                    self._writer.write(frame(Cancel(request.id)))
+                    self._writer.write(frame(Cancel(number)))
                 raise
             finally:
-                self._pending.pop(request.id, None)
+                self._pending.pop(number, None)
         finally:
             self._room.release()
 

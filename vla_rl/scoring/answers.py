@@ -6,7 +6,7 @@ from typing import Final
 
 _ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _HASHES: Final = re.compile(r"####[ \t]*([^\n]+)")
-_LABEL: Final = re.compile(r"(?im)^[\s*#]*(?:the )?(?:final )?answer(?: is)?[\s*]*[:=][\s*]*([^\n]+?)[\s*]*$")
+_LABEL: Final = re.compile(r"(?im)^[ \t*#]*(?:the )?(?:final )?answer(?: is)?[ \t*]*[:=]([^\n]+)$")
 _FENCE: Final = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -19,7 +19,7 @@ def final_answer(reply: str) -> str:
         return boxed.strip()
     for pattern in (_HASHES, _LABEL):
         if found := pattern.findall(reply):
-            return str(found[-1]).strip()
+            return str(found[-1]).strip(" \t\r*")
     return reply.strip()
 
 

@@ -91,6 +91,8 @@ def _code(answer_field: str) -> Scorer:
             tests = msgspec.convert(row[answer_field], list[CodeTest])
         except msgspec.ValidationError as error:
             raise DataError(f"{answer_field!r} of a row is no list of tests {{stdin, stdout}}: {error}") from error
+        if not tests:
+            raise DataError(f"{answer_field!r} of a row is an empty list, expected at least one test {{stdin, stdout}}")
         program, num_passed, fault, words = last_program(reply), 0, None, ""
         for number, test in enumerate(tests):
             result = await sandbox.run_program(program, test.stdin, _CODE_LIMITS)
@@ -103,7 +105,7 @@ def _code(answer_field: str) -> Scorer:
             fault, words = fault or result.fault, words or f"test {number}: {told}"
             if result.fault not in (None, "died"):
                 break
-        return Score(value=num_passed / max(1, len(tests)), fault=fault, words=words)
+        return Score(value=num_passed / len(tests), fault=fault, words=words)
 
     return code
 

@@ -101,6 +101,37 @@ def test_least_and_greatest_values_are_the_other_normalization(folder: Path) -> 
     assert extremes.high[0] == pytest.approx(1.2)
 
 
+def test_a_saved_policy_knows_its_normalization(folder: Path, tmp_path: Path) -> None:
+    extremes = OpenVla.load(folder, norm_key="libero_goal", normalization="bounds")
+    extremes.save(tmp_path / "ours")
+    assert OpenVla.load(tmp_path / "ours").config.action_bounds == extremes.config.action_bounds
+
+
+def test_a_saved_policy_is_of_its_family_whoever_loads_it(folder: Path, tmp_path: Path) -> None:
+    load(folder).save(tmp_path / "ours")
+    with pytest.raises(CheckpointError, match="holds a policy of the family 'openvla', expected 'openvla_oft'"):
+        OpenVlaOft.load(tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (
+            "action_head--1000_checkpoint.pt",
+            r"has an action head, action_head--1000_checkpoint\.pt, so its actions are no",
+        ),
+        (
+            "vision_backbone--1000_checkpoint.pt",
+            r"towers with FiLM in vision_backbone--1000_checkpoint\.pt, which is not read",
+        ),
+    ],
+)
+def test_what_stands_beside_the_weights_is_not_left_out_in_silence(file: str, message: str, folder: Path) -> None:
+    torch.save({}, folder / file)
+    with pytest.raises(CheckpointError, match=message):
+        OpenVlaOft.load(folder, norm_key="libero_goal")
+
+
 def test_another_trunk_is_refused(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["vocab_size"] = 2048

@@ -138,6 +138,12 @@ class _Reader:
         if self._info.video_path is None:
             raise DataError(f"{self._root / INFO_FILE}: {feature!r} is a video, but there is no video_path.")
         number = int(file.integers("episode_index")[begin])
+        known = [f"videos/{feature}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
+        if not self._info.is_v2 and (lost := [name for name in known if name not in about]):
+            raise DataError(
+                f"{self._root}: meta/episodes does not say {lost[0]!r} of episode {number}, so nobody knows where its video "
+                "begins; is the folder whole?"
+            )
         place = {
             "video_key": feature,
             "episode_index": number,

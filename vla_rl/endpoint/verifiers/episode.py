@@ -107,7 +107,8 @@ class VerifiersEpisode:
         if self._pending is None:
             raise RuntimeError("no call waits for an answer: begin with reset(), end where an outcome is terminated.")
         self._heard[self._agent].append(message)
-        self._pending.answer.set_result(message)
+        if not self._pending.answer.done():  # else whoever asked is gone, and the next call or the end says why
+            self._pending.answer.set_result(message)
         played = await self._next()
         if played is None:
             messages, tools = self._hear()

@@ -82,7 +82,7 @@ class VerifiersPool:
             )
             self._num_rows = await self._worker.num_rows()
         except BaseException:
-            await self._endpoint.__aexit__(None, None, None)
+            await self.__aexit__(None, None, None)
             raise
         return self
 

@@ -33,7 +33,8 @@ def is_text_task(spec: EnvSpec) -> bool:
     if spec.id in _REGISTRY:
         return True
     module, _, name = spec.id.partition(":")
-    return bool(name) and "/" not in spec.id and isinstance(getattr(_module(module, spec.id), name, None), type)
+    found = getattr(_module(module, spec.id), name, None) if name and "/" not in spec.id else None
+    return isinstance(found, type) and issubclass(found, TextTask)
 
 
 def make_text_task(spec: EnvSpec) -> TextTask:
@@ -78,6 +79,8 @@ def _module(name: str, task_id: str) -> Any:
         raise ConfigError(
             f"text environment {task_id!r}: module {error.name!r} cannot be found; is it on the path?"
         ) from error
+    except ValueError as error:
+        raise ConfigError(f"text environment {task_id!r} names no module before the colon: {error}") from error
 
 
 def _checked_kwargs(task_class: type[TextTask], spec: EnvSpec) -> dict[str, Any]:

@@ -7,6 +7,7 @@ A tool is a function with type hints and a docstring. An `async def` runs in the
 import asyncio
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -64,7 +65,8 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         self._sandbox = sandbox
         self._limits = limits if limits is not None else TextLimits()
-        self._process_limits = ProcessLimits(timeout_s=self._limits.tool_timeout_s)
+        timeout_s = self._limits.tool_timeout_s
+        self._process_limits = ProcessLimits(timeout_s=timeout_s, cpu_s=max(1, math.ceil(timeout_s)))
         for function in functions:
             tool = Tool(function)
             if tool.spec.name in self._tools:

@@ -13,12 +13,13 @@ from vla_rl.engines.sampling import choose_tokens, seeded_uniforms, tempered_log
 from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.openvla.network import OpenVlaNetwork
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
+from vla_rl.models.prismatic.config import Normalization
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import PrismaticPolicy, require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
-from vla_rl.models.prismatic.public_config import Extension, inner_name, shared_config
+from vla_rl.models.prismatic.public_config import Extension, inner_name, require_family, shared_config
 from vla_rl.models.prismatic.saving import checkpoint_files, read_tokenizer
-from vla_rl.models.prismatic.statistics import Normalization, bounds_of, choose_key
+from vla_rl.models.prismatic.statistics import bounds_of, choose_key
 from vla_rl.models.prismatic.trunk import materialise
 from vla_rl.models.prismatic.weights import load_weights
 from vla_rl.types import Sampling
@@ -115,6 +116,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
             norm_key=self.config.norm_key,
             cameras=self.config.cameras,
             images=self.config.images,
+            normalization=self.config.normalization,
             gripper=self.config.action_bounds.gripper,
             vocabulary=self.config.vocabulary,
             lora=self.config.lora,
@@ -126,16 +128,17 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
 
 
 def config_of(folder: PublicFolder, norm_key: str | None, normalization: Normalization) -> OpenVlaConfig:
-    """The configuration of a checkpoint folder."""
+    """The configuration of a checkpoint folder. Raises: CheckpointError for another family, or statistics it lacks."""
     extension = folder.extension
+    require_family(folder.path, extension, "openvla")
     key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
+    scale = extension.normalization or normalization
     return OpenVlaConfig(
         **shared_config(folder.public, extension, folder.path),
         images=extension.images or "exact",
         cameras=extension.cameras or ("image",),
-        action_bounds=bounds_of(
-            folder.statistics[key], extension.normalization or normalization, gripper=extension.gripper, epsilon=0.0
-        ),
+        action_bounds=bounds_of(folder.statistics[key], scale, gripper=extension.gripper, epsilon=0.0),
         norm_key=key,
+        normalization=scale,
         vocabulary=extension.vocabulary,
     )

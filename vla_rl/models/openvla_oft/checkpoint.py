@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 from vla_rl.errors import CheckpointError
 from vla_rl.models.openvla_oft.config import DIALECTS, Dialect, Head, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.prismatic.config import LlmConfig
+from vla_rl.models.prismatic.config import LlmConfig, Normalization
 from vla_rl.models.prismatic.folder import PublicFolder
-from vla_rl.models.prismatic.public_config import Extension, inner_name, shared_config
+from vla_rl.models.prismatic.public_config import Extension, inner_name, require_family, shared_config
 from vla_rl.models.prismatic.saving import checkpoint_files
-from vla_rl.models.prismatic.statistics import Normalization, bounds_of, choose_key, proprio_of
+from vla_rl.models.prismatic.statistics import bounds_of, choose_key, proprio_of
 from vla_rl.models.prismatic.trunk import materialise
 from vla_rl.models.prismatic.weights import find_part, load_part, load_weights, tensor_files
 
@@ -43,9 +43,11 @@ def config_of(
 ) -> OpenVlaOftConfig:
     """The configuration of a checkpoint folder; what it says of itself comes before the arguments.
 
-    Raises: CheckpointError where the folder holds another head, or lacks the statistics.
+    Raises: CheckpointError where the folder holds another family or head, towers with FiLM, or lacks the statistics.
     """
     extension, conventions = folder.extension, DIALECTS[dialect]
+    require_family(folder.path, extension, "openvla_oft")
+    _require_readable(folder.path, head)
     key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
     statistics, scale = folder.statistics[key], extension.normalization or normalization
     has_proprio = folder.public.use_proprio or _has_proprio_weights(folder.path)
@@ -66,11 +68,12 @@ def config_of(
             statistics, scale, gripper=extension.gripper, epsilon=EPSILON if extension.gripper == "openvla" else 0.0
         ),
         norm_key=key,
+        normalization=scale,
         proprio=proprio,
         chunk_size=extension.chunk_size or 8,
         head=head,
         has_film=extension.has_film,
-        has_stop_token=extension.has_stop_token and conventions.has_stop_token,
+        has_stop_token=extension.has_stop_token if extension.images else conventions.has_stop_token,
     )
 
 
@@ -103,6 +106,7 @@ def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolde
     extension = Extension(
         family="openvla_oft",
         norm_key=config.norm_key,
+        normalization=config.normalization,
         cameras=config.cameras,
         images=config.images,
         proprio_key="state" if config.proprio is None else config.proprio.key,
@@ -117,6 +121,21 @@ def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolde
         fused_featurizer_overrides=config.fused_featurizer.overrides,
     )
     return checkpoint_files(config, extension, tokenizer, origin, config.proprio)
+
+
+def _require_readable(folder: Path, head: Head) -> None:
+    """Nothing that stands beside the weights is left out in silence."""
+    action_head, towers = find_part(folder, "action_head"), find_part(folder, "vision_backbone")
+    if head == "tokens" and action_head is not None:
+        raise CheckpointError(
+            f"{folder} has an action head, {action_head.name}, so its actions are no tokens; load it with "
+            "ContinuousOpenVlaOft (policy_family continuous)."
+        )
+    if towers is not None:
+        raise CheckpointError(
+            f"{folder} has towers with FiLM in {towers.name}, which is not read: a checkpoint with FiLM can be loaded where "
+            "vla_rl saved it, among its weights."
+        )
 
 
 def _parts_beside(folder: Path) -> dict[str, Path]:

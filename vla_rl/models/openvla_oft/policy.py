@@ -15,11 +15,11 @@ from vla_rl.models.openvla_oft.config import Dialect, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
+from vla_rl.models.prismatic.config import Normalization
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
 from vla_rl.models.prismatic.saving import read_tokenizer
-from vla_rl.models.prismatic.statistics import Normalization
 from vla_rl.types import Sampling
 
 

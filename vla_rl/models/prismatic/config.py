@@ -1,6 +1,6 @@
 """Configuration that both OpenVLA families share: towers, trunk, tokenizer, images and the meaning of actions."""
 
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -109,6 +109,10 @@ class LoraConfig(Config, frozen=True, kw_only=True):
         self.require(self.alpha >= 1, "alpha", "at least 1")
 
 
+Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
+"""`bounds_q99`: the 1st and 99th percentile (LIBERO, Bridge). `bounds`: least and greatest value (ALOHA)."""
+
+
 class PrismaticConfig(Config, frozen=True, kw_only=True):
     """What a policy of either family is built from. The defaults are the public 7B checkpoints' shape."""
 
@@ -140,6 +144,9 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
 
     norm_key: str = "default"
     """Name of the action statistics in the public layout's `norm_stats`."""
+
+    normalization: Normalization = "bounds_q99"
+    """Which of those statistics' numbers the bounds are."""
 
     lora: LoraConfig | None = None
     """Adapters that are trained in place of the weights; none trains everything."""

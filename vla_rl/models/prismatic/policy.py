@@ -78,8 +78,11 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         return type(self)(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
 
     def adapted(self, lora: LoraConfig, seed: int) -> Self:
-        """The same policy, whose adapters are trained in place of its weights; it acts as before at first."""
-        return self._rebuilt(lora, self._network.state_dict(), seed)
+        """The same policy, whose adapters are trained in place of its weights; it acts as before at first.
+
+        Adapters that it has already are merged into the weights.
+        """
+        return self._rebuilt(lora, merged_tensors(self._network), seed)
 
     def merged(self) -> Self:
         """The same policy with its adapters merged into the weights, to be saved for whoever knows no adapters."""

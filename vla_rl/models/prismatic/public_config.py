@@ -11,8 +11,14 @@ import msgspec
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.images.names import ImagePipelineName
-from vla_rl.models.prismatic.config import LlmConfig, LoraConfig, PrismaticConfig, ProprioConfig, VisionTowerConfig
-from vla_rl.models.prismatic.statistics import Normalization
+from vla_rl.models.prismatic.config import (
+    LlmConfig,
+    LoraConfig,
+    Normalization,
+    PrismaticConfig,
+    ProprioConfig,
+    VisionTowerConfig,
+)
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -151,6 +157,12 @@ def public_config(
             pad_token_id=llm.pad_token_id,
         ),
     )
+
+
+def require_family(folder: Path, extension: Extension, family: str) -> None:
+    """Raises: CheckpointError where the checkpoint says that it is of another family; a public one does not say."""
+    if extension.family not in (None, family):
+        raise CheckpointError(f"{folder} holds a policy of the family {extension.family!r}, expected {family!r}.")
 
 
 def read_extension(folder: Path) -> Extension:

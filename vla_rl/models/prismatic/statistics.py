@@ -5,20 +5,17 @@ A wrong set of statistics costs tens of points in silence, so nothing is guessed
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 import msgspec
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.action_tokens import ActionBounds
-from vla_rl.models.prismatic.config import ProprioConfig
+from vla_rl.models.prismatic.config import Normalization, ProprioConfig
 
 STATISTICS_FILE: Final = "dataset_statistics.json"
 NO_NOOPS: Final = "_no_noops"
 """Suffix of the statistics of LIBERO's data without idle steps; asking for `libero_goal` finds either."""
-
-Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
-"""`bounds_q99`: the 1st and 99th percentile (LIBERO, Bridge). `bounds`: least and greatest value (ALOHA)."""
 
 
 class Range(msgspec.Struct, kw_only=True, omit_defaults=True):

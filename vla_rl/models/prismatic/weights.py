@@ -84,7 +84,13 @@ def load_weights(
     held = {**_shapes_in(folder, by_file), **_shapes(beside)}
     expected = network.state_dict()
     _refuse_others(_shapes(expected), {inner_name(name): shape for name, shape in held.items()})
-    _check_room(sum(tensor.numel() for tensor in expected.values()), dtype or torch.bfloat16, torch.device(device))
+    if dtype is None:
+        num_bytes = sum((folder / file).stat().st_size for file in by_file) + sum(
+            each.nbytes for each in beside.values()
+        )
+    else:
+        num_bytes = sum(tensor.numel() for tensor in expected.values()) * dtype.itemsize
+    _check_room(num_bytes, torch.device(device))
     for name, tensor in _all_tensors(folder, by_file, beside):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{name} in {folder} has numbers that are not finite; the file is damaged.")
@@ -207,15 +213,14 @@ def _shapes_in(folder: Path, by_file: Mapping[str, list[str]]) -> dict[str, list
     return shapes
 
 
-def _check_room(num_parameters: int, dtype: torch.dtype, device: torch.device) -> None:
-    needed = num_parameters * dtype.itemsize
+def _check_room(needed: int, device: torch.device) -> None:
     if device.type == "cuda":
         free, place = torch.cuda.mem_get_info(device)[0], f"{device} has {{}} GB free"
     else:
         free, place = psutil.virtual_memory().available, "{} GB are available"
     if needed > free:
         raise CheckpointError(
-            f"the weights need {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, but "
+            f"the weights need {needed / 1e9:.1f} GB, but "
             + place.format(f"{free / 1e9:.1f}")
             + "; choose another device or a smaller dtype."
         )
