@@ -82,7 +82,10 @@ def _take_over(folder: Path, fds: tuple[int, int, int]) -> None:
     # first to numbers that nobody has, as some of them may stand where the others go
     for number, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in (stdin, *fds)]):
         os.dup2(fd, number, inheritable=number < 3)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    for open_fd in map(int, os.listdir("/proc/self/fd")):
+        if open_fd > 3:
+            with contextlib.suppress(OSError):  # the listing's own is gone
+                os.close(open_fd)
     os.chdir(folder)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import os
 import socket
 import sys
@@ -28,6 +29,8 @@ from vla_rl.sandbox.protocol import (
     frame,
 )
 from vla_rl.types import Config
+
+logger = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 1 << 18
 _STOP_GRACE_S: Final = 5.0
@@ -91,7 +94,7 @@ class Sandbox:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._is_open = False
+        self._is_open = self._has_warned = False
 
     async def __aenter__(self) -> Self:
         self._is_open = True
@@ -143,7 +146,11 @@ class Sandbox:
             message = frame(ProgramCall(number, source, stdin, limits))
         except UNSENDABLE as error:
             return self._counted(CallResult(fault="raised", text=f"the program cannot be sent: {error}"))
-        return self._counted(_result_of(await self._answer(number, message)))
+        result = _result_of(await self._answer(number, message))
+        if not (limits.network or result.is_offline or result.fault == "died" or self._has_warned):
+            self._has_warned = True
+            logger.warning("programs are not cut off from the network: this kernel gives no namespaces of their own")
+        return self._counted(result)
 
     async def preload(self, module: str) -> None:
         """Have a module imported where calls are forked from, once; one that kills the keeper is not tried again."""

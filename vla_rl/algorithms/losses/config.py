@@ -165,7 +165,7 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
             value = values.get(field)
             self.require(value is None or value > 0.0, field, "above 0")
         for low, high in (("covariance_low", "covariance_high"), ("weight_low", "weight_high")):
-            if low in values and values[low] > values[high]:
+            if low in values and not values[low] <= values[high]:  # NaN neither
                 raise ConfigError(f"{low} = {values[low]} and {high} = {values[high]}, expected {low} <= {high}.")
         share = values.get("covariance_share")
         self.require(share is None or share <= 1.0, "covariance_share", "a share in [0, 1]")
