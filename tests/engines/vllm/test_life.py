@@ -152,7 +152,7 @@ async def test_callers_of_an_engine_that_stays_dead_are_told_within_two_seconds(
             outcomes = await asyncio.gather(*asking, return_exceptions=True)
             assert time.monotonic() - killed_at < 2.0
             assert [type(outcome) for outcome in outcomes] == [ActorDied] * 8
-            with pytest.raises(ActorDied, match="in a row, the last one: its process (is gone|was killed by SIGKILL)"):
+            with pytest.raises(ActorDied, match=r"in a row, the last one: its process (is gone|was killed by SIGKILL)"):
                 await engine.act(observe(0))
             await lane.run(engine.adopt, policy.network, 6)  # nobody is there to take them: remembered
             assert engine.weight_version == 6
