@@ -63,6 +63,7 @@ def test_a_parameter_that_a_loss_does_not_have_is_refused() -> None:
         ({"name": "decoupled_ppo", "behavior_weight_cap": 0.0}, "behavior_weight_cap is 0.0, expected above 0"),
         ({"name": "sapo", "temperature_positive": 0.0}, "temperature_positive is 0.0, expected above 0"),
         ({"name": "icepop", "weight_low": 6.0}, "weight_low = 6.0 and weight_high = 5.0"),
+        ({"name": "icepop", "weight_high": float("nan")}, "weight_high = nan"),
         ({"name": "clip_cov", "covariance_share": 1.5}, r"covariance_share is 1.5, expected a share in \[0, 1\]"),
         ({"name": "clip_cov", "covariance_low": 9.0}, "covariance_low = 9.0 and covariance_high = 5.0"),
         (

@@ -84,6 +84,11 @@ def test_frames_of_videos_are_cut_out_of_one_file_for_several_episodes(tmp_path:
     assert [round(float(first.frames["image"](step).mean()) / 30) for step in range(3)] == [0, 1, 2]
     assert [round(float(second.frames["image"](step).mean()) / 30) for step in range(4)] == [3, 4, 5, 6]
     assert np.abs(second.frames["image"](1).astype(int) - 120).max() <= 6
+    known = (tmp_path / "meta/episodes/chunk-000/file-000.parquet").read_bytes()
+    pq.write_table(pa.Table.from_pylist(about[:1]), tmp_path / "meta/episodes/chunk-000/file-000.parquet")
+    with pytest.raises(DataError, match=r"meta/episodes does not say 'videos/.*/chunk_index' of episode 1"):
+        read_lerobot(tmp_path)
+    (tmp_path / "meta/episodes/chunk-000/file-000.parquet").write_bytes(known)
     path.write_bytes(path.read_bytes()[:600])
     with pytest.raises(DataError, match=r"file-000\.mp4: 0 frames of 32x32 from 0\.300 s on, expected 4"):
         read_lerobot(tmp_path)[1].frames["image"](0)

@@ -207,7 +207,10 @@ class Runtime:
         return self._lag.report()
 
     async def stop(self, actor: Actor) -> None:
-        """End an actor in order: the calls it has are answered, `on_stop` runs. Later calls raise ActorDied."""
+        """End an actor in order: the calls in its mailbox are answered, `on_stop` runs.
+
+        Concurrent calls that still run, and later ones, raise ActorDied.
+        """
         await self._find(actor).supervisor.stop(self._stop_grace_s)
 
     async def kill(self, actor: Actor) -> None:

@@ -37,6 +37,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.versions import versions
 from vla_rl.observe.videos import write_video
+from vla_rl.recipes.agents import recorded
 from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointConfig, digest_of, load_policy, weight_bytes
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.config_files import read_config
@@ -44,7 +45,6 @@ from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, play_each, resu
 from vla_rl.recipes.evaluation.libero import Suite, key_of
 from vla_rl.recipes.evaluation.plan import planned_episodes, print_plan
 from vla_rl.recipes.evaluation.results import by_task, summary_of
-from vla_rl.recipes.recording import EpisodeRecorder
 from vla_rl.recipes.stopping import StopSignal
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
@@ -203,11 +203,7 @@ async def _play(
     if not missing:
         return
     model = await asyncio.to_thread(load_policy, config.checkpoint, config, config.device)
-    agent = within_range(embodied_agent)
-    if config.record_to is not None:
-        from vla_rl.data import LeRobotWriter  # only where episodes are recorded
-
-        agent = EpisodeRecorder(await asyncio.to_thread(LeRobotWriter, Path(config.record_to))).around(agent)
+    agent = await recorded(within_range(embodied_agent), config.record_to)
     simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
     specs = list({str(episode.env): episode.env for episode in missing}.values())
     with Progress(console=Console()) as progress:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 BASE_POLICY_STEP_LIMIT: Final = 160
-"""Two of 212 greedy successes of what it became took longer: docs/pipelines/data/embodied_srpo_judged.jsonl."""
+"""Two of 212 greedy successes of what it became took longer: docs/pipelines/data/published_limits_judged.jsonl."""
 
 MOST_TRAINED: Final = 100_000
 """Starts of a task that a run can be told to train on; beyond it there is only a mistyped number."""

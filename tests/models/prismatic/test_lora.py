@@ -67,6 +67,17 @@ def test_an_adapted_policy_comes_back_with_its_adapters(
         assert torch.equal(again.network(batch), adapted.network(batch))
 
 
+def test_adapters_of_another_shape_go_on_where_the_first_ones_were(
+    adapted: OpenVlaOft, make_observation: MakeObservation
+) -> None:
+    shake(adapted)
+    again = adapted.adapted(LoraConfig(rank=2, alpha=4), seed=2)
+    assert again.config.lora == LoraConfig(rank=2, alpha=4)
+    batch = adapted.prepare([make_observation(0)])
+    with torch.no_grad():
+        torch.testing.assert_close(again.network(batch), adapted.network(batch), atol=1e-4, rtol=1e-4)
+
+
 def test_a_continuous_head_is_trained_whole(make_observation: MakeObservation) -> None:
     policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
     adapted = policy.adapted(LoraConfig(rank=4, alpha=8), seed=0)

@@ -18,7 +18,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.evaluation.libero import key_of
 from vla_rl.recipes.evaluation.playing import play_each, within_range
-from vla_rl.recipes.evaluation.results import EpisodeResult, by_task, result_of, summary_of
+from vla_rl.recipes.evaluation.results import EpisodeResult, by_task, result_of, summary_of, whole_lines
 from vla_rl.rollout import PolicyEngine, embodied_agent
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 
@@ -60,7 +60,7 @@ class HeldOutJudge:
         missing = [episode for episode in self._episodes if key_of(episode) not in played]
         console = Console()
         with path.open("ab") as file, Progress(console=console) as progress:
-            file.truncate(len(_whole_lines(path)))
+            file.truncate(len(whole_lines(path)))
             bar = progress.add_task(f"held-out episodes, weights {version}", total=len(self._episodes))
             progress.advance(bar, len(self._episodes) - len(missing))
 
@@ -85,17 +85,12 @@ def results_path(run: RunDirectory) -> Path:
 def read_held_out(path: Path) -> list[HeldOutResult]:
     """All results so far; a last line that was cut off by a kill is left out. Raises: ConfigError for other lines."""
     results = []
-    for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
+    for number, line in enumerate(whole_lines(path).splitlines(), start=1):
         try:
             results.append(msgspec.json.decode(line, type=HeldOutResult))
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number} is not a result: {error}") from error
     return results
-
-
-def _whole_lines(path: Path) -> bytes:
-    text = path.read_bytes() if path.exists() else b""
-    return text[: text.rfind(b"\n") + 1]
 
 
 def by_version(results: Sequence[HeldOutResult]) -> dict[int, list[EpisodeResult]]:

@@ -70,9 +70,7 @@ class ResultFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        text = path.read_bytes() if path.exists() else b""
-        whole = text[: text.rfind(b"\n") + 1]
+        self._path, whole = path, whole_lines(path)
         self.results: dict[Key, EpisodeResult] = {}
         for number, line in enumerate(whole.splitlines(), start=1):
             self._keep(_parsed(line, f"{path}, line {number}"))
@@ -98,6 +96,12 @@ class ResultFile:
         if result.key in self.results:
             raise ConfigError(f"{self._path} holds {result.key} twice, expected every episode once")
         self.results[result.key] = result
+
+
+def whole_lines(path: Path) -> bytes:
+    """What stands in a file, without a last line that a kill cut off; nothing where there is no file."""
+    text = path.read_bytes() if path.exists() else b""
+    return text[: text.rfind(b"\n") + 1]
 
 
 def wilson_interval(num_successes: int, num: int, z: float = Z_95) -> tuple[float, float]:

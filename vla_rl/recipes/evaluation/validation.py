@@ -14,6 +14,7 @@ from vla_rl.actors.waits import note_progress
 from vla_rl.algorithms.validation import validation_metrics
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.evaluation.playing import play_each
+from vla_rl.recipes.evaluation.results import whole_lines
 from vla_rl.rollout import AnyEngine, TaskStart
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Sampling, Trajectory, derive_seed
 
@@ -65,6 +66,7 @@ class Validation:
         metrics = await self.play(pool, engine)
         result = ValidationResult(weight_version=version, num_problems=self._num_problems, metrics=metrics)
         with path.open("ab") as file:
+            file.truncate(len(whole_lines(path)))
             file.write(msgspec.json.encode(result) + b"\n")
         shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         print(f"validation of weights {version}, {self._num_problems} problems: {shown}", flush=True)
@@ -91,9 +93,5 @@ class Validation:
 
 
 def read_validation(path: Path) -> list[ValidationResult]:
-    """All results so far. Raises: DecodeError for a line that is none."""
-    return (
-        [msgspec.json.decode(line, type=ValidationResult) for line in path.read_bytes().splitlines()]
-        if path.exists()
-        else []
-    )
+    """All results so far; a last line that was cut off by a kill is left out. Raises: DecodeError for other lines."""
+    return [msgspec.json.decode(line, type=ValidationResult) for line in whole_lines(path).splitlines()]
