@@ -7,7 +7,8 @@ them in one batch, one call after the other: `benchmarks/plain_policy.py`. Frame
 
 Keys of the last line:
     decisions_speedup   decisions a second of ours over the plain one's
-and both rates.
+    graphs_speedup      on a GPU: ours with CUDA graphs over ours without
+and the rates.
 """
 
 import argparse
@@ -25,7 +26,9 @@ from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling
 
 
-async def ours(policy: OpenVlaOft, observations: list[Observation], seconds: float) -> float:
+async def ours(
+    policy: OpenVlaOft, observations: list[Observation], seconds: float, *, cuda_graphs: bool = True
+) -> float:
     """Decisions a second, one coroutine an episode."""
     made = 0
     until = time.perf_counter() + seconds
@@ -36,7 +39,7 @@ async def ours(policy: OpenVlaOft, observations: list[Observation], seconds: flo
             await engine.act(observations[index], Sampling(temperature=1.6, seed=made))
             made += 1
 
-    config = EngineConfig(max_batch=len(observations))
+    config = EngineConfig(max_batch=len(observations), cuda_graphs=cuda_graphs)
     async with DeviceLane(num_threads=torch.get_num_threads()) as lane, TorchEngine(policy, lane, config) as engine:
         began = time.perf_counter()
         async with asyncio.TaskGroup() as episodes:
@@ -66,14 +69,19 @@ def main() -> None:
     policy = make_policy(options.size, device)
     other = PlainPolicy(policy.config, policy.network, policy.tokenizer)
     observations = [make_observation(policy.config, seed) for seed in range(options.envs)]
-    rates = measure_in_turn(
-        {
-            "ours_per_s": lambda: uvloop.run(ours(policy, observations, options.seconds)),
-            "plain_per_s": lambda: plain(other, observations, options.seconds),
-        },
-        options.rounds,
-    )
+    ways = {
+        "ours_per_s": lambda: uvloop.run(ours(policy, observations, options.seconds)),
+        "plain_per_s": lambda: plain(other, observations, options.seconds),
+    }
+    if device.type == "cuda":
+        by_kernels = policy.copy()
+        ways["ours_without_graphs_per_s"] = lambda: uvloop.run(
+            ours(by_kernels, observations, options.seconds, cuda_graphs=False)
+        )
+    rates = measure_in_turn(ways, options.rounds)
     figures = {"decisions_speedup": rates["ours_per_s"] / rates["plain_per_s"], **rates}
+    if device.type == "cuda":
+        figures["graphs_speedup"] = rates["ours_per_s"] / rates["ours_without_graphs_per_s"]
     print_table(f"decisions a second, {options.envs} episodes, {options.size} on {device}", figures)
     print_json_line(figures)
 

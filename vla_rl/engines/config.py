@@ -32,6 +32,9 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     is_deterministic: bool = False
     """Batches of exactly one, so that the last bit of an answer does not depend on who waited beside it."""
 
+    cuda_graphs: bool = True
+    """On a GPU, record what an OpenVLA policy computes to act, once for each size of batch, and replay it."""
+
     max_context: int | None = None
     """Of a language policy: most tokens of a prompt and its reply together; none takes the model's own limit."""
 

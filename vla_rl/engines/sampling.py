@@ -31,16 +31,25 @@ def choose_tokens(
 
     Returns: indices into V, int64 [B, T], and their log-probs after temperature, float32 [B, T].
     """
+    uniforms = seeded_uniforms(samplings, logits.shape[1]) if uniforms is None else uniforms
+    return choose(logits, *sampling_columns(samplings, logits.device), uniforms.to(logits.device))
+
+
+def sampling_columns(samplings: Sequence[Sampling], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Temperatures float32 [B] and who is greedy bool [B], on a device. Raises: ValueError for a temperature of 0."""
     for sampling in samplings:
         if not sampling.temperature > 0.0:
             raise ValueError(f"Sampling.temperature is {sampling.temperature}, expected > 0; use greedy=True instead.")
-    temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=logits.device)
+    temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=device)
+    return temperatures, torch.tensor([sampling.greedy for sampling in samplings], device=device)
+
+
+def choose(logits: Tensor, temperatures: Tensor, is_greedy: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """`choose_tokens` with everything on the device of the logits: it waits for nothing on the host."""
     log_probs = tempered_log_probs(logits, temperatures)
     cumulative = log_probs.double().exp().cumsum(dim=-1)
-    uniforms = seeded_uniforms(samplings, logits.shape[1]) if uniforms is None else uniforms
-    noise = uniforms.to(logits.device)[..., None] * cumulative[..., -1:]
+    noise = uniforms[..., None] * cumulative[..., -1:]
     sampled = torch.searchsorted(cumulative, noise, right=True)[..., 0].clamp(max=logits.shape[2] - 1)
-    is_greedy = torch.tensor([sampling.greedy for sampling in samplings], device=logits.device)
     chosen = torch.where(is_greedy[:, None], log_probs.argmax(dim=-1), sampled)
     return chosen, log_probs.gather(-1, chosen[..., None])[..., 0]
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.conversations import Conversations
+from vla_rl.engines.cuda_graphs import ReplayedModel
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import PolicyModel
@@ -82,6 +83,8 @@ class TorchEngine:
         if isinstance(model, LanguageModel):
             self._answering = Conversations(model, lane, config, lambda: self._weight_version)
         else:
+            if config.cuda_graphs and isinstance(model, ReplayedModel) and _is_on_gpu(model.network):
+                model.replay_acting()
             self._answering = _Decisions(model, lane, config, lambda: self._weight_version)
 
     async def __aenter__(self) -> Self:
@@ -147,3 +150,7 @@ class TorchEngine:
                 for own, new in zip(self._network.parameters(), network.parameters(), strict=True):
                     own.copy_(new)
         self._weight_version = weight_version
+
+
+def _is_on_gpu(network: nn.Module) -> bool:
+    return next(network.parameters()).device.type == "cuda"

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.algorithms import entropy
-from vla_rl.engines.sampling import choose_tokens, seeded_uniforms, tempered_log_probs
+from vla_rl.engines.cuda_graphs import Tensors
+from vla_rl.engines.sampling import choose, sampling_columns, seeded_uniforms, tempered_log_probs
 from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.openvla.network import OpenVlaNetwork
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
@@ -77,17 +78,9 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Token ids int64 [B, D] and their log-probs float32 [B, D]; greedy rows take the most likely token each time."""
-        decoding, first_id = self._network.begin(batch), self._network.first_id
-        noise = seeded_uniforms(samplings, self.config.action_dim)
-        chosen: list[Tensor] = []
-        log_probs: list[Tensor] = []
-        for position in range(self.config.action_dim):
-            index, log_prob = choose_tokens(decoding.logits, samplings, noise[:, position : position + 1])
-            chosen.append(index + first_id)
-            log_probs.append(log_prob)
-            if position + 1 < self.config.action_dim:
-                decoding.tell(chosen[-1][:, 0])
-        return torch.cat(chosen, dim=1), torch.cat(log_probs, dim=1)
+        noise = seeded_uniforms(samplings, self.config.action_dim).to(self._device)
+        tokens, log_probs = self._acting(self._generated, batch, *sampling_columns(samplings, self._device), noise)
+        return tokens, log_probs
 
     def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of given token ids, float32 [B, D] each, over the tokens of `vocabulary`."""
@@ -108,6 +101,18 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     def decode(self, tokens: np.ndarray) -> np.ndarray:
         """int64 [B, D] to float32 [B, 1, D], in the environment's units; any id is taken for the nearest bin."""
         return self._action_tokenizer.decode(tokens)[:, None]
+
+    def _generated(self, batch: PrismaticBatch, temperatures: Tensor, is_greedy: Tensor, noise: Tensor) -> Tensors:
+        decoding, first_id = self._network.begin(batch), self._network.first_id
+        chosen: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        for position in range(self.config.action_dim):
+            index, log_prob = choose(decoding.logits, temperatures, is_greedy, noise[:, position : position + 1])
+            chosen.append(index + first_id)
+            log_probs.append(log_prob)
+            if position + 1 < self.config.action_dim:
+                decoding.tell(chosen[-1][:, 0])
+        return torch.cat(chosen, dim=1), torch.cat(log_probs, dim=1)
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """`config.json`, the tokenizer, and what else a loaded folder held."""

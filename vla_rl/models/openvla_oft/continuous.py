@@ -15,6 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import seeded_uniforms
 from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.config import Dialect, Head, OpenVlaOftConfig
@@ -75,7 +76,7 @@ class ContinuousOpenVlaOft(OftPolicy):
         if self.config.head == "diffusion":
             numbers = self._denoised(batch, samplings)
             return numbers, torch.zeros_like(numbers)
-        centre = self._network.regress(batch).flatten(1).float()
+        (centre,) = self._acting(self._centre, batch)
         scale = torch.tensor([sampling.temperature for sampling in samplings], device=centre.device)[:, None]
         noise = _laplace(seeded_uniforms(samplings, centre.shape[1])).to(centre.device) * scale
         is_greedy = torch.tensor([sampling.greedy for sampling in samplings], device=centre.device)[:, None]
@@ -93,7 +94,8 @@ class ContinuousOpenVlaOft(OftPolicy):
             errors = self._noise_errors(batch, numbers)
             return -errors, torch.zeros_like(errors)
         scale = temperatures.to(device).float()[:, None]
-        log_prob = _laplace_log_prob(numbers, self._network.regress(batch).flatten(1).float(), scale)
+        (centre,) = self._centre(batch)
+        log_prob = _laplace_log_prob(numbers, centre, scale)
         return log_prob, (1.0 + torch.log(2.0 * scale)).expand_as(log_prob)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
@@ -109,11 +111,21 @@ class ContinuousOpenVlaOft(OftPolicy):
         shape = (len(samplings), self.config.chunk_size, self.config.action_dim)
         uniforms = seeded_uniforms(samplings, self.config.num_action_tokens).clamp(1e-12, 1.0 - 1e-12)
         chunk = (math.sqrt(2.0) * torch.erfinv(2.0 * uniforms - 1.0)).float().view(shape).to(self._device)
-        seen = self._network.see(batch)
+        (seen,) = self._acting(self._seen, batch)
         for step in reversed(range(NUM_DENOISING_STEPS)):
             steps = torch.full((len(samplings),), step, device=self._device)
-            chunk = denoise(chunk, self._network.predict_noise(batch, chunk, steps, seen).float(), step)
+            (noise,) = self._acting(self._noise, batch, chunk, steps, seen)
+            chunk = denoise(chunk, noise, step)
         return chunk.flatten(1)
+
+    def _centre(self, batch: PrismaticBatch) -> Tensors:
+        return (self._network.regress(batch).flatten(1).float(),)
+
+    def _seen(self, batch: PrismaticBatch) -> Tensors:
+        return (self._network.see(batch),)
+
+    def _noise(self, batch: PrismaticBatch, chunk: Tensor, steps: Tensor, seen: Tensor) -> Tensors:
+        return (self._network.predict_noise(batch, chunk, steps, seen).float(),)
 
     def _noise_errors(self, batch: PrismaticBatch, numbers: Tensor) -> Tensor:
         chunk = numbers.view(len(numbers), self.config.chunk_size, self.config.action_dim)

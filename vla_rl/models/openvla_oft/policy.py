@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.algorithms import entropy
+from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
 from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.config import Dialect, OpenVlaOftConfig
@@ -73,7 +74,8 @@ class OpenVlaOft(OftPolicy):
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Token ids int64 [B, T] and their log-probs float32 [B, T]."""
-        chosen, log_probs = choose_tokens(self._network(batch), samplings)
+        (logits,) = self._acting(self._logits, batch)
+        chosen, log_probs = choose_tokens(logits, samplings)
         return chosen + self._action_tokenizer.first_id, log_probs
 
     def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,3 +95,6 @@ class OpenVlaOft(OftPolicy):
         """int64 [B, T] to float32 [B, H, D], in the environment's units."""
         grid = tokens.reshape(len(tokens), self.config.chunk_size, self.config.action_dim)
         return self._action_tokenizer.decode(grid)
+
+    def _logits(self, batch: PrismaticBatch) -> Tensors:
+        return (self._network(batch),)

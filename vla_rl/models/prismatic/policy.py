@@ -12,7 +12,7 @@ import abc
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from vla_rl.engines.cuda_graphs import Compute, CudaRecording, Record, ReplayedCall, Tensors
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
@@ -34,6 +35,9 @@ from vla_rl.types import Observation
 
 ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)
 NetworkT = TypeVar("NetworkT", bound=PrismaticNetwork)
+
+PROMPT_WIDTH: Final = 16
+"""Widths of prompts that are replayed are multiples of this."""
 
 
 class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
@@ -52,6 +56,8 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         self.config = config
         self._network, self._tokenizer, self._origin = network, tokenizer, origin
         network.eval()
+        self._record: Record | None = None
+        self._replayed: dict[str, ReplayedCall] = {}
         self._processor = PrismaticProcessor(config, tokenizer, self._proprio)
 
     @classmethod
@@ -75,7 +81,9 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
 
     def copy(self) -> Self:
         """The same policy with weights of its own."""
-        return type(self)(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
+        copied = type(self)(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
+        copied._record = self._record
+        return copied
 
     def adapted(self, lora: LoraConfig, seed: int) -> Self:
         """The same policy, whose adapters are trained in place of its weights; it acts as before at first.
@@ -91,6 +99,11 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def recompute_activations(self) -> None:
         """From now on a backward pass computes again what blocks of towers and trunk computed, in place of keeping it."""
         recompute_in_backward(*self._network.block_stacks())
+
+    def replay_acting(self, record: Record = CudaRecording) -> None:
+        """From now on acting without a gradient is recorded, once for each number of rows and width of prompts (rounded
+        up), and replayed. For a network on a GPU."""
+        self._record = record
 
     @property
     def network(self) -> NetworkT:
@@ -124,6 +137,24 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def _proprio(self) -> ProprioConfig | None:
         """The numbers that the policy reads beside the pictures, where it does."""
         return None
+
+    def _acting(self, compute: Compute, batch: PrismaticBatch, *columns: Tensor) -> Tensors:
+        """`compute(batch, *columns)`, a method of this policy, or what replaying it gives where that was asked for.
+
+        Columns are tensors [B, ...], and so are the results.
+        """
+        if self._record is None or torch.is_grad_enabled():
+            return compute(batch, *columns)
+        name = compute.__name__
+        if name not in self._replayed:
+            num_columns = len(batch.columns)
+            self._replayed[name] = ReplayedCall(
+                lambda *inputs: compute(PrismaticBatch(*inputs[:num_columns]), *inputs[num_columns:]),
+                self._network,
+                self._record,
+            )
+        batch = batch.widened(PROMPT_WIDTH, self.config.llm.pad_token_id)
+        return self._replayed[name](*batch.columns, *columns)
 
     @property
     def _device(self) -> torch.device:

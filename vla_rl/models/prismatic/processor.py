@@ -5,13 +5,13 @@ stay uint8 (`FusedVisionBackbone` makes them numbers), so that what is kept, que
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
 from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
@@ -35,7 +35,7 @@ class PrismaticBatch:
     images: Tensor
     prompts: Tensor
     prompt_lengths: Tensor
-    proprio: Tensor | None
+    proprio: Tensor | None = None
 
     def to(self, device: torch.device) -> "PrismaticBatch":
         """The same batch on `device`."""
@@ -45,6 +45,17 @@ class PrismaticBatch:
             prompt_lengths=self.prompt_lengths.to(device),
             proprio=None if self.proprio is None else self.proprio.to(device),
         )
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """Its tensors, [B, ...] each; `PrismaticBatch(*columns)` is the same batch."""
+        proprio = () if self.proprio is None else (self.proprio,)
+        return self.images, self.prompts, self.prompt_lengths, *proprio
+
+    def widened(self, multiple: int, pad_id: int) -> "PrismaticBatch":
+        """The same rows with prompts padded to a multiple of some width, so that few widths exist."""
+        prompts = nn.functional.pad(self.prompts, (0, -self.prompts.shape[1] % multiple), value=pad_id)
+        return replace(self, prompts=prompts)
 
 
 def prompt_of(instruction: str) -> str:

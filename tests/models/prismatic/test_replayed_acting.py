@@ -1,0 +1,229 @@
+"""Acting by recordings: the same decisions, few shapes, and a call that a CUDA graph can hold."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from vla_rl.engines.cuda_graphs import MOST_RECORDINGS, Compute, ReplayedCall, ReplayedModel, Tensors
+from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, OpenVlaOftConfig
+from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.types import Sampling
+
+MakeObservation = Callable[..., dict[str, Any]]
+Policy = OpenVla | OpenVlaOft | ContinuousOpenVlaOft
+
+
+@pytest.fixture(params=["openvla", "tokens", "adapters", "l1", "diffusion"])
+def any_policy(request: pytest.FixtureRequest, config: OpenVlaOftConfig) -> Policy:
+    if request.param == "openvla":
+        shared = {name: getattr(config, name) for name in OpenVlaConfig.__struct_fields__ if hasattr(config, name)}
+        return OpenVla.create(OpenVlaConfig(**{**shared, "cameras": ("image",)}), seed=0)
+    if request.param in ("l1", "diffusion"):
+        return ContinuousOpenVlaOft.create(msgspec.structs.replace(config, head=request.param), seed=0)
+    oft = OpenVlaOft.create(config, seed=0)
+    return oft.adapted(LoraConfig(rank=4), seed=1) if request.param == "adapters" else oft
+
+
+class Recordings:
+    """Recordings for a CPU: a replay computes again from, and into, the same places. Notes the rows of each."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def __call__(self, compute: Compute, inputs: Tensors) -> "Rerun":
+        self.rows.append(len(inputs[0]))
+        return Rerun(compute, inputs)
+
+
+class Rerun:
+    def __init__(self, compute: Compute, inputs: Tensors) -> None:
+        self._compute, self.inputs = compute, inputs
+        self._results = compute(*inputs)
+
+    def replay(self) -> Tensors:
+        for place, result in zip(self._results, self._compute(*self.inputs), strict=True):
+            place.copy_(result)
+        return self._results
+
+
+def act(policy: Policy, observations: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+    samplings = [Sampling(temperature=1.3, seed=seed, greedy=seed == 1) for seed in range(len(observations))]
+    with torch.inference_mode():
+        return policy.sample(policy.prepare(observations), samplings)
+
+
+def test_decisions_are_the_same_for_any_number_of_rows(any_policy: Policy, make_observation: MakeObservation) -> None:
+    observations = [make_observation(seed) for seed in range(5)]
+    expected = [act(any_policy, observations[:rows]) for rows in (1, 2, 3, 5)]
+    recordings = Recordings()
+    any_policy.replay_acting(recordings)
+    found = [act(any_policy, observations[:rows]) for rows in (1, 2, 3, 5)]
+    for (tokens, log_probs), (wanted, wanted_log_probs) in zip(found, expected, strict=True):
+        assert tokens.shape == wanted.shape
+        torch.testing.assert_close(tokens, wanted, atol=1e-4, rtol=0.0)
+        torch.testing.assert_close(log_probs, wanted_log_probs, atol=1e-4, rtol=0.0)
+    assert set(recordings.rows) == {1, 2, 4, 8}
+
+
+def test_prompts_of_like_length_share_a_recording(any_policy: Policy, make_observation: MakeObservation) -> None:
+    short, longer = make_observation(0, "stop"), make_observation(1, "turn on the stove and put the pot on it")
+    expected = [act(any_policy, rows) for rows in ([short], [longer], [short, longer])]
+    recordings = Recordings()
+    any_policy.replay_acting(recordings)
+    for _ in range(2):
+        found = [act(any_policy, rows) for rows in ([short], [longer], [short, longer])]
+    for (tokens, _), (wanted, _) in zip(found, expected, strict=True):
+        torch.testing.assert_close(tokens, wanted, atol=1e-4, rtol=0.0)
+    num_calls = 2 if getattr(any_policy.config, "head", "tokens") == "diffusion" else 1
+    assert len(recordings.rows) <= 3 * num_calls
+
+
+def test_an_answer_is_not_overwritten_by_the_next(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+    replaying = policy.copy()
+    replaying.replay_acting(Recordings())
+    first = act(replaying, [make_observation(0)])
+    kept = [tensor.clone() for tensor in first]
+    act(replaying, [make_observation(1)])
+    assert all(torch.equal(tensor, copied) for tensor, copied in zip(first, kept, strict=True))
+
+
+def test_learning_is_never_replayed(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+    replaying, recordings = policy.copy(), Recordings()
+    replaying.replay_acting(recordings)
+    batch = replaying.prepare([make_observation(0)])
+    tokens, _ = replaying.sample(batch, [Sampling(seed=0)])  # with gradients: they are the caller's to switch off
+    log_probs, _ = replaying.log_probs(batch, tokens, torch.ones(1))
+    assert log_probs.requires_grad
+    assert recordings.rows == []
+
+
+def test_a_copy_replays_its_own_weights(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+    first, recordings = policy.copy(), Recordings()
+    first.replay_acting(recordings)
+    expected = act(first, [make_observation(0)])
+    second = first.copy()
+    with torch.no_grad():
+        for parameter in first.network.parameters():
+            parameter.zero_()
+    found = act(second, [make_observation(0)])
+    assert all(torch.equal(tensor, wanted) for tensor, wanted in zip(found, expected, strict=True))
+    assert recordings.rows == [1, 1]
+
+
+def test_a_policy_says_that_it_can_be_replayed(policy: OpenVlaOft) -> None:
+    assert isinstance(policy, ReplayedModel)
+
+
+class HostWaits(TorchDispatchMode):
+    """Collects what a CUDA graph cannot hold: constants made on the host, and numbers read on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+        if any(tensor.device.type == "cpu" for tensor in tensors):
+            self.found.append(str(func))
+        return result
+
+
+def test_what_is_recorded_waits_for_nothing_on_the_host(
+    any_policy: Policy, make_observation: MakeObservation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # on the meta device there are shapes only: whoever reads a number of a tensor fails
+    batch = any_policy.prepare([make_observation(seed) for seed in range(3)])
+    act(any_policy, [make_observation(0)])  # what is looked at once, such as the direction of attention
+    any_policy.network.to("meta")
+    recorded: list[str] = []
+
+    def watched(compute: Compute, inputs: Tensors) -> Rerun:
+        with HostWaits() as waits:
+            recording = Rerun(compute, tuple(rows.to("meta") for rows in inputs))
+        recorded.append(compute.__name__)
+        assert waits.found == []
+        return recording
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)  # as it is while a graph is recorded
+    any_policy.replay_acting(watched)
+    with torch.inference_mode():
+        on_meta, rows = batch.to(torch.device("meta")), torch.zeros(3, device="meta")
+        if isinstance(any_policy, OpenVla):
+            noise = torch.zeros(3, any_policy.config.action_dim, dtype=torch.float64, device="meta")
+            any_policy._acting(any_policy._generated, on_meta, rows + 1.0, rows > 0, noise)
+        elif isinstance(any_policy, OpenVlaOft):
+            any_policy._acting(any_policy._logits, on_meta)
+        elif any_policy.config.head == "l1":
+            any_policy._acting(any_policy._centre, on_meta)
+        else:
+            chunk = torch.zeros(3, any_policy.config.chunk_size, any_policy.config.action_dim, device="meta")
+            (seen,) = any_policy._acting(any_policy._seen, on_meta)
+            any_policy._acting(any_policy._noise, on_meta, chunk, rows.long(), seen)
+    assert len(recorded) == (2 if getattr(any_policy.config, "head", "tokens") == "diffusion" else 1)
+
+
+# ---- any call
+
+
+def doubled(network: torch.nn.Linear) -> Compute:
+    return lambda rows: (network(rows) * 2.0,)
+
+
+def test_weights_that_change_in_place_are_seen_and_moved_ones_are_recorded_again() -> None:
+    network, recordings, rows = torch.nn.Linear(3, 2), Recordings(), torch.ones(2, 3)
+    call = ReplayedCall(doubled(network), network, recordings)
+    call(rows)
+    with torch.no_grad():
+        network.weight.add_(1.0)
+    torch.testing.assert_close(call(rows)[0], network(rows).detach() * 2.0)
+    assert recordings.rows == [2]
+    network.weight = torch.nn.Parameter(torch.zeros(2, 3))
+    torch.testing.assert_close(call(rows)[0], network(rows).detach() * 2.0)
+    assert recordings.rows == [2, 2]
+
+
+def test_shapes_that_were_not_asked_for_longest_are_forgotten() -> None:
+    recordings = Recordings()
+    call = ReplayedCall(lambda rows: (rows + 1.0,), torch.nn.Linear(1, 1), recordings)
+    for width in range(1, MOST_RECORDINGS + 2):
+        call(torch.zeros(1, width))
+    assert call.num_recordings == MOST_RECORDINGS
+    call(torch.zeros(1, 2))
+    assert len(recordings.rows) == MOST_RECORDINGS + 1
+    call(torch.zeros(1, 1))
+    assert len(recordings.rows) == MOST_RECORDINGS + 2
+
+
+def test_what_cannot_be_recorded_is_computed_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(compute: Compute, inputs: Tensors) -> Rerun:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    call = ReplayedCall(lambda rows: (rows + 1.0,), torch.nn.Linear(1, 1), refuse)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert torch.equal(call(torch.zeros(3, 2))[0], torch.ones(3, 2))
+    assert [record.getMessage() for record in caplog.records] == [
+        "acting is not replayed, but computed kernel by kernel: operation not permitted when stream is capturing"
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_graphs_on_a_gpu_decide_as_kernels_do(any_policy: Policy, make_observation: MakeObservation) -> None:
+    any_policy.network.to("cuda")
+    observations = [make_observation(seed) for seed in range(3)]
+    expected = act(any_policy, observations)
+    any_policy.replay_acting()
+    for _ in range(2):
+        found = act(any_policy, observations)
+        for tensor, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(tensor, wanted, atol=1e-3, rtol=0.0)
