@@ -1,15 +1,20 @@
 """Weights in shared memory: every byte arrives, nothing else does, and nothing stays behind."""
 
 import os
+import subprocess
+import sys
 from multiprocessing.shared_memory import SharedMemory
 
+import msgspec
 import pytest
 import torch
 from processes import named_memory_of
 from torch import Tensor
 
-from vla_rl.engines.vllm.staging import MappedWeights, Stage
-from vla_rl.errors import CheckpointError
+from vla_rl.engines.vllm.config import WeightRoute
+from vla_rl.engines.vllm.staging import MappedWeights, Stage, StagedWeights
+from vla_rl.engines.vllm.weight_memory import GpuMemory
+from vla_rl.errors import CheckpointError, ConfigError
 
 
 def tensors(seed: int) -> dict[str, Tensor]:
@@ -60,6 +65,64 @@ def test_weights_that_do_not_fit_are_refused_before_a_byte_is_written(change: ob
     with pytest.raises(CheckpointError, match=message):
         stage.write(wrong, version=2)
     assert torch.equal(read(staged)["a"], tensors(1)["a"])
+
+
+def test_what_engines_are_told_travels_as_plain_bytes() -> None:
+    staged = Stage(tensors(1)).write(tensors(1), version=3)
+    gpu = GpuMemory("GPU-1", 64, b"handle", 64, 0, b"counter", 0, b"event", True)
+    for told in (staged, StagedWeights(gpu, 3, staged.places)):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=StagedWeights) == told
+
+
+def test_weights_of_a_cpu_cannot_go_through_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="weights_through is 'gpu', but the learner's weights are on cpu"):
+        Stage(tensors(1), route="gpu")
+
+
+def test_memory_of_a_gpu_that_an_engine_does_not_see_is_refused() -> None:
+    staged = StagedWeights(GpuMemory("GPU-0", 64, b"", 64, 0, b"", 0, b"", False), 1, ())
+    with pytest.raises(CheckpointError, match=r"lie on GPU GPU-0, .* set weights_through to 'host'"):
+        MappedWeights(staged)
+
+
+READER = """
+import sys, msgspec
+from vla_rl.engines.vllm.staging import MappedWeights, StagedWeights
+for line in iter(sys.stdin.buffer.readline, b""):
+    staged = msgspec.msgpack.decode(bytes.fromhex(line.decode().strip()), type=StagedWeights)
+    mapped = MappedWeights(staged)
+    print(mapped.checksum(), {tensor.device.type for _, tensor in mapped.tensors()}, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "route"),
+    [
+        ("cpu", "auto"),
+        pytest.param(
+            "cuda",
+            "gpu",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_another_process_reads_version_after_version(device: str, route: WeightRoute) -> None:
+    stage = Stage({name: tensor.to(device) for name, tensor in tensors(0).items()}, route)
+    with subprocess.Popen(
+        [sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as reader:
+        assert reader.stdin is not None
+        assert reader.stdout is not None
+        for version in range(1, 4):
+            written = {name: tensor.to(device) for name, tensor in tensors(version).items()}
+            staged = stage.write(written, version)
+            reader.stdin.write(msgspec.msgpack.encode(staged).hex() + "\n")
+            assert reader.stdout.readline() == f"{stage.checksum()} {{'{device}'}}\n"
+        reader.stdin.close()
+    stage.close()
 
 
 def test_memory_that_is_gone_cannot_be_mapped() -> None:

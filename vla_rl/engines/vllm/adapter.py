@@ -134,7 +134,6 @@ def engine_environment(num_threads: int, kv_cache_gib: int, startup_s: float) ->
         "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP_PATH), os.environ.get("PYTHONPATH", "")])),
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "TORCHDYNAMO_DISABLE": "1",  # else the first request waits seconds for a compiler
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_s)),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
@@ -142,7 +141,11 @@ def engine_environment(num_threads: int, kv_cache_gib: int, startup_s: float) ->
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
     }
     if build == "cpu":
-        values |= {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        values |= {
+            "TORCHDYNAMO_DISABLE": "1",  # else the first request waits seconds for a compiler
+            "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        }
     else:
         values["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     before = dict(os.environ)

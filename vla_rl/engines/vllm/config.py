@@ -8,6 +8,10 @@ UpdateMode: TypeAlias = Literal["drain", "keep", "restart"]
 """What becomes of requests that run when new weights come."""
 
 
+WeightRoute: TypeAlias = Literal["auto", "host", "gpu"]
+"""Whose memory new weights go through."""
+
+
 class VllmConfig(Config, frozen=True, kw_only=True):
     """Engine processes, and how they take new weights."""
 
@@ -18,6 +22,10 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     """`drain`: running requests end with the old weights first; `keep`: they stop, what they computed is computed again with
     the new weights, and they go on; `restart`: they begin again from their prompts. An action chunk is always of one
     version: in `keep`, one that an update ran through is asked again. None: `drain` for chunks, `keep` for replies."""
+
+    weights_through: WeightRoute = "auto"
+    """Memory that new weights go through: `host`; or `gpu`, that of the GPU that learner and engines share, where two copies
+    of them stay (CUDA IPC). auto: `gpu` where the learner is on one."""
 
     num_threads: int = 1
     """Threads that one engine computes with on a CPU; more than there are idle cores spin at barriers."""

@@ -10,9 +10,9 @@ from vla_rl.engines.vllm.served import EngineLayout
 from vla_rl.errors import ConfigError
 
 TRANSFER_BACKEND: Final = "vla_rl"
-"""vLLM's name for weights that come through shared memory."""
+"""vLLM's name for weights that come through memory of ours."""
 
-TRANSFER_CLASS: Final = ("vla_rl.engines.vllm.transfer", "SharedMemoryTransfer")
+TRANSFER_CLASS: Final = ("vla_rl.engines.vllm.transfer", "StagedTransfer")
 
 WORKER_EXTENSION: Final = "vla_rl.engines.vllm.transfer.WorkerExtension"
 

@@ -1,6 +1,6 @@
 """New weights for all engines or for none.
 
-stage    the learner's thread writes shared memory; every engine maps and checks it, generating on      may be refused
+stage    the learner's thread writes shared memory; every engine opens and checks it, generating on      may be refused
 pause    nothing new begins; what runs ends, freezes or is aborted
 apply    every engine loads; one that cannot is killed and starts again with the new weights            may not be
 resume   always, whatever happened
@@ -36,7 +36,7 @@ class UpdateTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Publication:
-    """The weights of now in shared memory, and how they reach engines.
+    """The weights of now in memory that engines open, and how they reach engines.
 
     Attributes:
         turn: held by whoever changes what an engine computes with.
@@ -54,9 +54,12 @@ class Publication:
         self.times: list[UpdateTimes] = []
 
     def write(self, tensors: Mapping[str, Tensor], version: int) -> StagedWeights:
-        """Put a version into shared memory, beside the current one. Raises: CheckpointError; then nothing was written."""
+        """Put a version into that memory, beside the current one.
+
+        Raises: CheckpointError, then nothing was written; ConfigError where that memory cannot be.
+        """
         if self._stage is None:
-            self._stage = Stage(tensors)
+            self._stage = Stage(tensors, self._config.weights_through)
         return self._stage.write(tensors, version)
 
     async def publish(self, staged: StagedWeights, replicas: Sequence[Replica], began: float) -> None:

@@ -1,13 +1,10 @@
-"""Weights in memory that engine processes map: written once, read by every engine, gone with this process.
+"""Weights in memory that engine processes open: written once, read by every engine, gone with this process.
 
-The memory has no name in any folder: engines open it through this process's own descriptors, so that even a kill leaves
-nothing behind. Two buffers take turns: while an engine that starts still reads one version, the next can be written.
+Two buffers take turns: while an engine that starts still reads one version, the next can be written.
 """
 
-import mmap
-import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -15,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.errors import CheckpointError
+from vla_rl.engines.vllm.config import WeightRoute
+from vla_rl.engines.vllm.weight_memory import Buffer, GpuBuffer, HostBuffer, WeightMemory, opened
+from vla_rl.errors import CheckpointError, ConfigError
 
 ALIGNMENT: Final = 64
 
@@ -30,10 +29,9 @@ class TensorPlace(msgspec.Struct, frozen=True):
 
 
 class StagedWeights(msgspec.Struct, frozen=True):
-    """One version in shared memory, as engine processes are told of it."""
+    """One version, as engine processes are told of it."""
 
-    path: str
-    num_bytes: int
+    memory: WeightMemory
     version: int
     places: tuple[TensorPlace, ...]
 
@@ -42,17 +40,21 @@ class Stage:
     """The writing side. Its methods are called by one thread at a time.
 
     Args:
-        tensors: like those that will be written; names, shapes and dtypes are the same from then on.
+        tensors: like those that will be written; names, shapes, dtypes and device are the same from then on.
+        route: whose memory they are written to.
+
+    Raises: ConfigError where the route is `gpu` and the tensors are not on one.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], route: WeightRoute = "auto") -> None:
         offset, places = 0, []
         for name, tensor in tensors.items():
             dtype = str(tensor.dtype).removeprefix("torch.")
             places.append(TensorPlace(name, dtype, tuple(tensor.shape), offset))
             offset += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
-        self._places, self._num_bytes = tuple(places), max(offset, 1)
-        self._buffers = [_Buffer(self._num_bytes) for _ in range(2)]
+        self._places = tuple(places)
+        make = _buffers_of(tensors, route)
+        self._buffers = [make(max(offset, 1)) for _ in range(2)]
         self._turn = 0
 
     def write(self, tensors: Mapping[str, Tensor], version: int) -> StagedWeights:
@@ -60,15 +62,15 @@ class Stage:
         self._require_fit(tensors)
         self._turn = 1 - self._turn
         buffer = self._buffers[self._turn]
-        views = dict(tensors_in(buffer.memory, self._places))
+        views = dict(tensors_in(buffer.whole, self._places))
         with torch.no_grad():
             for name, tensor in tensors.items():
                 views[name].copy_(tensor)
-        return StagedWeights(buffer.path, self._num_bytes, version, self._places)
+        return StagedWeights(buffer.shared(), version, self._places)
 
     def checksum(self) -> int:
         """CRC-32 of the bytes that were written last."""
-        return zlib.crc32(self._buffers[self._turn].memory)
+        return checksum_of(self._buffers[self._turn].whole)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -92,52 +94,45 @@ class Stage:
             )
 
 
-class _Buffer:
-    def __init__(self, num_bytes: int) -> None:
-        self._descriptor = os.memfd_create("vla_rl_weights", os.MFD_CLOEXEC)
-        os.ftruncate(self._descriptor, num_bytes)
-        self.memory = mmap.mmap(self._descriptor, num_bytes)
-        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-
-    def close(self) -> None:
-        os.close(self._descriptor)
+def _buffers_of(tensors: Mapping[str, Tensor], route: WeightRoute) -> Callable[[int], Buffer]:
+    """What makes a buffer of so many bytes."""
+    devices = {tensor.device for tensor in tensors.values()}
+    device = devices.pop() if len(devices) == 1 else torch.device("cpu")
+    if device.type == "cuda" and route != "host":
+        return lambda num_bytes: GpuBuffer(num_bytes, device)
+    if route == "gpu":
+        raise ConfigError(
+            f"VllmConfig.weights_through is 'gpu', but the learner's weights are on {device.type}; expected 'host' or 'auto'"
+        )
+    return HostBuffer
 
 
 class MappedWeights:
     """The reading side, in an engine process.
 
-    Raises: CheckpointError where the memory cannot be mapped, or is smaller than it should be.
+    Raises: CheckpointError where the memory cannot be opened, or is smaller than it should be.
     """
 
     def __init__(self, staged: StagedWeights) -> None:
-        try:
-            descriptor = os.open(staged.path, os.O_RDONLY)
-        except OSError as error:
-            raise CheckpointError(f"the staged weights at {staged.path} cannot be opened: {error.strerror}") from error
-        try:
-            size = os.fstat(descriptor).st_size
-            if size < staged.num_bytes:
-                raise CheckpointError(f"the staged weights have {size} bytes, expected {staged.num_bytes}")
-            # private and writable, because torch takes no read-only memory; nobody writes
-            self._memory = mmap.mmap(
-                descriptor, staged.num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-            )
-        finally:
-            os.close(descriptor)
+        self._whole = opened(staged.memory)
         self.version, self._places = staged.version, staged.places
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Name and tensor, as views; they must not be written to."""
-        return tensors_in(self._memory, self._places)
+        return tensors_in(self._whole, self._places)
 
     def checksum(self) -> int:
         """CRC-32 of the bytes."""
-        return zlib.crc32(self._memory)
+        return checksum_of(self._whole)
 
 
-def tensors_in(memory: mmap.mmap, places: tuple[TensorPlace, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Views of the tensors that lie in a buffer."""
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
+def checksum_of(whole: Tensor) -> int:
+    """CRC-32 of uint8 [N]."""
+    return zlib.crc32(whole.cpu().numpy().data)
+
+
+def tensors_in(whole: Tensor, places: tuple[TensorPlace, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Views of the tensors that lie in a buffer, uint8 [N]."""
     for place in places:
         dtype: torch.dtype = getattr(torch, place.dtype)
         num_bytes = int(np.prod(place.shape, dtype=np.int64)) * dtype.itemsize

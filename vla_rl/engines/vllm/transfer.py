@@ -1,6 +1,6 @@
 """The engine process's side of a weight update: from memory that the learner staged into vLLM's own layout.
 
-    stage_weights (while it generates)  map the memory, check that it is whole
+    stage_weights (while it generates)  open the memory, check that it is whole
     start, update, finish (paused)      load; what kernels want packed, layer by layer: repack, copy over the old ones
 
 Everything that can be refused is refused in the first step, when nothing has been touched.
@@ -63,7 +63,7 @@ class ModelParts:
         self.tied = [module for module in sharing if hasattr(module, "quant_method")]
 
 
-class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
+class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
     """Loads staged weights into the model of this process; registered as the backend `vla_rl`."""
 
     init_info_cls = NoInit
@@ -140,7 +140,7 @@ class SharedMemoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 class WorkerExtension:
     """Methods that every worker of an engine has besides vLLM's own; called by `collective_rpc`."""
 
-    weight_transfer_engine: SharedMemoryTransfer
+    weight_transfer_engine: StagedTransfer
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
