@@ -1,19 +1,24 @@
-"""A JPEG round trip for a whole batch, on any device, to the last bit of libjpeg.
+"""A JPEG round trip for a whole batch, on any device, to the last bit of TensorFlow's.
 
     RGB ─► YCbCr, chroma halved ─► 8x8 DCT ─► quantised ─► back, chroma doubled by the triangle filter ─► RGB
 
 The training data of the public OpenVLA checkpoints were JPEG files, so at evaluation their images go through JPEG too.
-libjpeg's default ("islow") transform, its colour conversion and its resampling are integer arithmetic: written down once
-more in torch, they give the same bytes without a codec and without leaving the device. Entropy coding loses nothing and
-is left out. Source: ITU-T T.81 and the constants of libjpeg's accurate integer DCT (Loeffler, Ligtenberg, Moschytz 1989).
+TensorFlow writes with libjpeg's accurate integer transform ("islow") and reads, unless told, with its fast one ("ifast"):
+there Pillow's pixels differ from it. Both, the colour conversion and the resampling are integer arithmetic: written down
+once more in torch, they give the same bytes without a codec and without leaving the device. Entropy coding loses nothing
+and is left out. Source: ITU-T T.81, and the constants of the transforms of Loeffler, Ligtenberg and Moschytz 1989
+(forward) and of Arai, Agui and Nakajima 1988 (inverse).
 """
 
+import math
 from typing import Final
 
 import torch
 from torch import Tensor
 
 _CONST_BITS, _PASS1_BITS = 13, 2
+_SCALE_BITS = 2
+"""Of fraction, in the coefficients that the fast inverse transform takes."""
 
 _LUMINANCE: Final = (
     (16, 11, 10, 16, 24, 40, 51, 61),
@@ -36,7 +41,7 @@ _CHROMINANCE: Final = (
 
 
 def jpeg_round_trip(images: Tensor, quality: int = 95) -> Tensor:
-    """What is left of images after JPEG with 4:2:0 chroma, as TensorFlow and Pillow write and read it.
+    """What is left of images after JPEG with 4:2:0 chroma, as TensorFlow writes and reads it.
 
     Args:
         images: uint8 [B, 3, H, W], RGB.
@@ -124,9 +129,16 @@ def _through_dct(plane: Tensor, table: Tensor) -> Tensor:
     coefficients = _forward(_forward(blocks.unbind(-1), -1, first=True).unbind(-2), -2, first=False)
     divisor = 8 * table
     quantised = torch.sign(coefficients) * ((coefficients.abs() + divisor // 2) // divisor)
-    restored = quantised * table
-    rows = _inverse(_inverse(restored.unbind(-2), -2, first=True).unbind(-1), -1, first=False)
+    scaled = quantised * _multipliers(table)
+    rows = _inverse(_inverse(scaled.unbind(-2), -2).unbind(-1), -1) >> (_SCALE_BITS + 3)
     return (rows + 128).clamp(0, 255).transpose(2, 3).reshape(batch, height, width)
+
+
+def _multipliers(table: Tensor) -> Tensor:
+    """int32 [8, 8]: what the fast inverse multiplies coefficients with, its own scaling included."""
+    roots = [1.0] + [math.cos(k * math.pi / 16) * math.sqrt(2.0) for k in range(1, 8)]
+    scales = [[round(row * column * (1 << 14)) for column in roots] for row in roots]
+    return _descale(table * torch.tensor(scales, dtype=torch.int32, device=table.device), 14 - _SCALE_BITS)
 
 
 def _descale(x: Tensor, bits: int) -> Tensor:
@@ -154,21 +166,30 @@ def _forward(d: tuple[Tensor, ...], dim: int, *, first: bool) -> Tensor:
     return torch.stack(out, dim=dim)
 
 
-def _inverse(c: tuple[Tensor, ...], dim: int, *, first: bool) -> Tensor:
-    """One pass of the inverse transform over 8 slices of coefficients."""
-    turned = (c[2] + c[6]) * 4433
-    low, high = turned - c[6] * 15137, turned + c[2] * 6270
-    plus, minus = (c[0] + c[4]) << _CONST_BITS, (c[0] - c[4]) << _CONST_BITS
-    even = (plus + high, minus + low, minus - low, plus - high)
-    odd = _odd(c[7], c[5], c[3], c[1])[::-1]
-    bits = _CONST_BITS - _PASS1_BITS if first else _CONST_BITS + _PASS1_BITS + 3
-    out = [_descale(e + o, bits) for e, o in zip(even, odd, strict=True)]
-    out += [_descale(e - o, bits) for e, o in reversed(list(zip(even, odd, strict=True)))]
+def _inverse(c: tuple[Tensor, ...], dim: int) -> Tensor:
+    """One pass of the fast inverse transform over 8 slices of scaled coefficients."""
+    plus, minus, both = c[0] + c[4], c[0] - c[4], c[2] + c[6]
+    turned = _times(c[2] - c[6], 362) - both
+    even = (plus + both, minus + turned, minus - turned, plus - both)
+    z10, z11, z12, z13 = c[5] - c[3], c[1] + c[7], c[1] - c[7], c[5] + c[3]
+    shared = _times(z10 + z12, 473)
+    odd0 = z11 + z13
+    odd1 = _times(z10, -669) + shared - odd0
+    odd2 = _times(z11 - z13, 362) - odd1
+    odd3 = -(_times(z12, 277) - shared + odd2)
+    odd = (odd0, odd1, odd2, odd3)
+    out = [e + o for e, o in zip(even, odd, strict=True)]
+    out += [e - o for e, o in reversed(list(zip(even, odd, strict=True)))]
     return torch.stack(out, dim=dim)
 
 
+def _times(x: Tensor, constant: int) -> Tensor:
+    """With 8 bits of fraction in the constant; cut off, not rounded."""
+    return (x * constant) >> 8
+
+
 def _odd(x0: Tensor, x1: Tensor, x2: Tensor, x3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The rotation that both transforms share for the odd coefficients."""
+    """The rotation of the odd coefficients."""
     shared = (x0 + x2 + x1 + x3) * 9633
     z1, z2 = (x0 + x3) * -7373, (x1 + x2) * -20995
     z3, z4 = (x0 + x2) * -16069 + shared, (x1 + x3) * -3196 + shared

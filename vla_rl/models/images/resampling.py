@@ -61,10 +61,13 @@ def _lerp(images: Tensor, dim: int, area: float) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _lanczos_matrix(num_in: int, num_out: int) -> np.ndarray:
-    """float32 [num_out, num_in]; every row sums to 1."""
-    scale = np.float32(num_out) / np.float32(num_in)
-    widening = max(np.float32(1.0) / scale, np.float32(1.0))
-    centres = (np.arange(num_out, dtype=np.float32) + np.float32(0.5)) / scale
-    distance = (np.arange(num_in, dtype=np.float32) + np.float32(0.5) - centres[:, None]) / widening
-    weights = np.where(np.abs(distance) <= LANCZOS_RADIUS, np.sinc(distance) * np.sinc(distance / LANCZOS_RADIUS), 0.0)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
+    """float32 [num_out, num_in]; every row sums to 1. Rounded to float32 where TensorFlow rounds."""
+    one, half = np.float32(1.0), np.float32(0.5)
+    step = one / (np.float32(num_out) / np.float32(num_in))
+    widening = max(step, one)
+    centres = (np.arange(num_out, dtype=np.float32) + half) * step
+    distance = (np.arange(num_in, dtype=np.float32) + half - centres[:, None]) * (one / widening)
+    kernel = np.sinc(distance.astype(np.float64)) * np.sinc(distance.astype(np.float64) / LANCZOS_RADIUS)
+    weights = np.where(np.abs(distance) <= LANCZOS_RADIUS, kernel, 0.0).astype(np.float32)
+    sums = np.cumsum(weights, axis=1, dtype=np.float32)[:, -1:]  # tap after tap
+    return np.asarray(weights * (one / sums), np.float32)
