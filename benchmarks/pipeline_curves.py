@@ -56,6 +56,7 @@ CURVES: Final = {
     "gspo": Curve("train_toy", ("--pipeline", "gspo", "--run.updates", "12", *CARTPOLE, *WIDER_CLIP), "reward/mean"),
     "cpgd": Curve("train_toy", ("--pipeline", "cpgd", "--run.updates", "12", *CARTPOLE), "reward/mean"),
     "embodied_srpo": Curve("srpo_libero", LIBERO, "rollout/success_rate"),
+    "embodied_srpo_vllm": Curve("srpo_libero", (*LIBERO, "--engine", "vllm"), "rollout/success_rate"),
     "embodied_srpo_released": Curve("srpo_libero", (*SHORT, "--srpo.rule", "released"), "rollout/success_rate"),
     "embodied_srpo_synchronous": Curve("srpo_libero", (*SHORT, STALENESS, "0"), "rollout/success_rate"),
     "embodied_srpo_staleness_2": Curve("srpo_libero", (*SHORT, STALENESS, "2"), "rollout/success_rate"),
