@@ -94,6 +94,57 @@ def test_frames_of_videos_are_cut_out_of_one_file_for_several_episodes(tmp_path:
         read_lerobot(tmp_path)[1].frames["image"](0)
 
 
+SINGLE = {
+    "observation.gripper": {"dtype": "float32", "shape": [1], "names": ["gripper"]},
+    "next.reward": {"dtype": "float32", "shape": [1], "names": None},
+    "next.success": {"dtype": "bool", "shape": [1], "names": None},
+}
+NARROW = {**FEATURES, **SINGLE, "action": {"dtype": "float32", "shape": [1], "names": ["slide"]}}
+
+
+@pytest.mark.parametrize("wrapped", [lambda number: number, lambda number: [number]], ids=["plain", "list of one"])
+def test_single_numbers_are_vectors_of_one_however_they_are_stored(
+    wrapped: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    def narrow(rows: list[dict[str, Any]]) -> None:
+        for number, row in enumerate(rows):
+            row["action"] = wrapped(0.5 * number)
+            row["observation.gripper"] = wrapped(float(number))
+            row["next.reward"] = wrapped(2.0 * number)
+            row["next.success"] = wrapped(number == 6)
+
+    change_rows(published(tmp_path, features=NARROW), narrow)
+    first, second = read_lerobot(tmp_path)
+    assert second.actions.tolist() == [[1.5], [2.0], [2.5], [3.0]]
+    assert first.vectors["gripper"].tolist() == [[0.0], [1.0], [2.0]]
+    assert second.observation(3)["gripper"].tolist() == [6.0]
+    assert second.rewards is not None
+    assert second.rewards.tolist() == [6.0, 8.0, 10.0, 12.0]
+    assert (first.is_success, second.is_success) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ([1.0, 2.0], r"'observation\.gripper' has 2 numbers in row 4 \(episode 1, frame 1\), expected 1"),
+        (float("inf"), r"'observation\.gripper' is not a finite number in row 4 \(episode 1, frame 1\)"),
+        ("open", r"'observation\.gripper' holds string, expected numbers"),
+        ({"x": 1.0}, r"'observation\.gripper' holds struct<x: double>, expected numbers"),
+    ],
+)
+def test_what_is_no_single_number_is_named(stored: Any, message: str, tmp_path: Path) -> None:
+    usual = 1.0 if isinstance(stored, float) else [1.0] if isinstance(stored, list) else stored
+    features = {**FEATURES, "observation.gripper": SINGLE["observation.gripper"]}
+
+    def narrow(rows: list[dict[str, Any]]) -> None:
+        for number, row in enumerate(rows):
+            row["observation.gripper"] = stored if number == 4 else usual
+
+    change_rows(published(tmp_path, features=features), narrow)
+    with pytest.raises(DataError, match=message):
+        read_lerobot(tmp_path)
+
+
 def without_actions(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         del row["action"]
@@ -109,6 +160,11 @@ def empty_state(rows: list[dict[str, Any]]) -> None:
 
 def not_a_number(rows: list[dict[str, Any]]) -> None:
     rows[6]["action"][2] = float("nan")
+
+
+def plain_action(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        row["action"] = 0.0
 
 
 def frame_lost(rows: list[dict[str, Any]]) -> None:
@@ -130,6 +186,7 @@ def other_task(rows: list[dict[str, Any]]) -> None:
         (short_action, r"'action' has 6 numbers in row 5 \(episode 1, frame 2\), expected 7"),
         (empty_state, r"'observation\.state' is empty in row 4 \(episode 1, frame 1\)"),
         (not_a_number, r"'action' is not a finite number in row 6 \(episode 1, frame 3\)"),
+        (plain_action, r"'action' holds double, expected lists of 7 numbers"),
         (frame_lost, r"row 1 \(episode 0, frame 2\) is out of order, expected frame 1"),
         (episode_lost, r"says 2 episodes, the data files hold 1; episode 1 is the first that is not there"),
         (other_task, r"row 3 \(episode 1, frame 0\) has task 9, which meta/tasks does not name"),

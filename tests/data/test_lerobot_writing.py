@@ -37,6 +37,41 @@ def test_episodes_come_back_bit_for_bit(tmp_path: Path) -> None:
         assert_same(read, written)
 
 
+def narrow_episode(name: str, seed: int = 0) -> RecordedEpisode:
+    """A single number to see and a single one to do."""
+    rng = np.random.default_rng(seed)
+    return RecordedEpisode(
+        name=name,
+        instruction="slide the bar",
+        actions=rng.uniform(-1, 1, (4, 1)).astype(np.float32),
+        vectors={"state": rng.normal(size=(4, 1)).astype(np.float32), "gripper": np.float32([[0], [1], [1], [0]])},
+        frames={"image": made_episode("pictures", 4, seed).frames["image"]},
+        rewards=np.array([0.0, 0.0, 0.5, 1.0], np.float32),
+        is_success=True,
+    )
+
+
+def test_single_numbers_are_plain_columns_and_come_back_as_vectors_of_one(tmp_path: Path) -> None:
+    written = narrow_episode("a")
+    LeRobotWriter(tmp_path).add(written)
+    table = pq.read_table(tmp_path / "data/chunk-000/file-000.parquet")
+    features = json.loads((tmp_path / "meta/info.json").read_text())["features"]
+    noted = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+    for name, values in {
+        "action": written.actions,
+        "observation.state": written.vectors["state"],
+        "observation.gripper": written.vectors["gripper"],
+    }.items():
+        assert features[name]["shape"] == [1]
+        assert table.column(name).to_pylist() == values[:, 0].tolist()
+        assert noted[name] == {"dtype": "float32", "_type": "Value"}
+    assert noted["next.reward"] == {"dtype": "float32", "_type": "Value"}
+    LeRobotWriter(tmp_path).add(narrow_episode("b", seed=1))  # goes on with what is there
+    for read, again in zip(read_lerobot(tmp_path), [written, narrow_episode("b", seed=1)], strict=True):
+        assert read.actions.shape == read.vectors["state"].shape == read.vectors["gripper"].shape == (4, 1)
+        assert_same(read, again)
+
+
 def test_the_description_says_what_is_there(tmp_path: Path) -> None:
     LeRobotWriter(tmp_path, fps=20).add(made_episode("a", 5)).add(made_episode("b", 3, seed=7))
     info = json.loads((tmp_path / "meta/info.json").read_text())

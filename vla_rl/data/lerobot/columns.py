@@ -1,4 +1,7 @@
-"""An episode as the columns of a LeRobotDataset v3.0, with the notes that `datasets` and `pandas` read them by."""
+"""An episode as the columns of a LeRobotDataset v3.0, with the notes that `datasets` and `pandas` read them by.
+
+A feature of shape [1] is a column of plain numbers, any other vector one of lists.
+"""
 
 import json
 from collections.abc import Mapping
@@ -101,8 +104,8 @@ def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
 
 def _numbers(values: np.ndarray, feature: Feature) -> pa.Array:
     kind = _NUMBERS[feature.dtype]
-    if values.ndim == 1:
-        return pa.array(values, kind)
+    if feature.shape == (1,):
+        return pa.array(values.reshape(-1), kind)
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind), values.shape[1])
 
 
@@ -110,5 +113,4 @@ def _note(feature: Feature) -> dict[str, Any]:
     if feature.dtype == "image":
         return {"_type": "Image"}
     value = {"dtype": feature.dtype, "_type": "Value"}
-    is_vector = feature.dtype == "float32" and feature.names is not None
-    return {"feature": value, "length": feature.shape[0], "_type": "Sequence"} if is_vector else value
+    return value if feature.shape == (1,) else {"feature": value, "length": feature.shape[0], "_type": "Sequence"}

@@ -103,7 +103,7 @@ class _Reader:
                 columns[key] = file.numbers(feature, description.shape[0])
         for feature in (REWARD, SUCCESS):
             if feature in self._info.features:
-                columns[feature] = file.numbers(feature, None)
+                columns[feature] = file.numbers(feature, 1)[:, 0]
         return columns
 
     def _episode(

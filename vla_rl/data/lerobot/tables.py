@@ -34,26 +34,27 @@ class DataFile:
         """int64 [rows]."""
         return np.asarray(self._column(name).to_numpy(zero_copy_only=False), np.int64)
 
-    def numbers(self, name: str, width: int | None) -> np.ndarray:
-        """float32 [rows, width], or [rows] where `width` is None."""
+    def numbers(self, name: str, width: int) -> np.ndarray:
+        """float32 [rows, width]. A single number stands in its row as it is, as LeRobot stores it, or as a list of one."""
         column = self._column(name)
-        if width is None:
-            return np.asarray(column.to_numpy(zero_copy_only=False), np.float32).reshape(-1)
         if pa.types.is_fixed_size_list(column.type):
-            lengths = np.full(len(column), column.type.list_size)
+            values, lengths = column.flatten(), np.full(len(column), column.type.list_size)
         elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+            values, lengths = column.flatten(), column.value_lengths().to_numpy(zero_copy_only=False)
         else:
-            raise DataError(f"{self.path}: {name!r} holds {column.type}, expected lists of {width} numbers.")
+            values, lengths = column, np.ones(len(column), np.int64)
+        if not _is_number(values.type) or (width > 1 and values is column):
+            expected = "numbers" if width == 1 else f"lists of {width} numbers"
+            raise DataError(f"{self.path}: {name!r} holds {column.type}, expected {expected}.")
         wrong = np.flatnonzero(lengths != width)
         if len(wrong):
             row = int(wrong[0])
             raise DataError(f"{self.path}: {name!r} has {lengths[row]} numbers in {self.place(row)}, expected {width}.")
-        values = np.asarray(column.flatten().to_numpy(zero_copy_only=False), np.float32).reshape(-1, width)
-        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        rows = np.asarray(values.to_numpy(zero_copy_only=False), np.float32).reshape(-1, width)
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if len(bad):
             raise DataError(f"{self.path}: {name!r} is not a finite number in {self.place(int(bad[0]))}.")
-        return values
+        return rows
 
     def encoded_images(self, name: str, row_group: int) -> list[dict[str, Any] | None]:
         """`{"bytes": ..., "path": ...}` of every row of a row group."""
@@ -92,6 +93,10 @@ class DataFile:
         known = self._file.schema_arrow.names
         if name not in known:
             raise DataError(f"{self.path} has no column {name!r}; it has {sorted(known)}.")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
 
 
 def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
