@@ -19,6 +19,7 @@ from sample_actors import (  # noqa: E402
     Counter,
     CrashLoop,
     FailsToStart,
+    FailsToStop,
     Labelled,
     Point,
     Slow,
@@ -478,6 +479,31 @@ async def test_a_stopped_actor_finishes_its_calls_and_runs_on_stop(
     assert file.read_text() == "stopped"
     with pytest.raises(ActorDied, match="stopped by its owner"):
         await actor.ping()
+
+
+async def test_an_on_stop_that_raises_is_an_error_in_the_log_and_the_actor_ends_all_the_same(
+    placement: Placement, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(60):
+        async with Runtime() as runtime:
+            told = await runtime.spawn(FailsToStop, name="told", placement=placement)
+            left = await runtime.spawn(FailsToStop, name="left", placement=placement)
+            pids = {await told.ping(), await left.ping()} - {os.getpid()}
+            await runtime.stop(told)
+            info = runtime.info(told)
+            assert (info.state, info.num_pending, info.num_rejected) == ("stopped", 0, 0)
+            with pytest.raises(ActorDied, match="stopped by its owner"):
+                await told.ping()
+    for name in ("told", "left"):
+        (record,) = [record for record in caplog.records if f"'{name}'" in record.getMessage()]
+        assert (record.levelname, "on_stop raised" in record.getMessage()) == ("ERROR", True)
+        assert record.exc_info is not None
+        error = record.exc_info[1]
+        assert isinstance(error, ValueError)
+        assert str(error) == "the gripper does not open"
+        assert "in on_stop" in error.__notes__[0]
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]  # noqa: ASYNC240
+    assert {record.levelname for record in caplog.records} == {"ERROR"}
 
 
 async def test_a_killed_actor_fails_its_calls_and_does_not_run_on_stop(

@@ -39,7 +39,10 @@ class Actor:
         """Run in the actor's own loop before its first message; `spawn` waits for it and raises what it raises."""
 
     async def on_stop(self) -> None:
-        """Run once, after the last message, where the actor is stopped in order; not where it is killed."""
+        """Run once, after the last message, where the actor is stopped in order; not where it is killed.
+
+        What it raises is logged as an error where its owner is; the actor ends all the same.
+        """
 
 
 def endpoint(*, concurrent: bool = False, deadline_s: float | None = None) -> Callable[[F], F]:

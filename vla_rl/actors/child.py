@@ -25,7 +25,7 @@ from vla_rl.actors.parent_link import die_with_parent, name_process
 from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.slots import SlotReader, SlotWriter
-from vla_rl.actors.wire import Birth, Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
+from vla_rl.actors.wire import OWN_CALL, Birth, Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
 
 _LAST_WORDS_MS = 2000
 
@@ -113,9 +113,9 @@ class _Life:
                 self._born.set_result(None)
 
     async def run(self, socket: WaitingSocket, lag: LoopLag) -> int:
-        """From the first hello to the end of the actor; 0, or 1 where it could not be built."""
+        """From the first hello to the end of the actor; 0, or 1 where it could not be built or its `on_stop` raised."""
         send = socket.send
-        send(self._codec.encode(Kind.HELLO, 0, self._actor_id, 0, Birth(os.getpid()), "hello"))
+        send(self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, Birth(os.getpid()), "hello"))
         await self._born
         try:
             actor, table, mailbox = self._build()
@@ -124,7 +124,7 @@ class _Life:
             gc.freeze()  # what was imported stays: the collector need not look at it again
             await server.serve()
         except Exception as error:  # the owner decides; it learns what happened while the process ends
-            send(self._codec.encode(Kind.ERROR, 0, self._actor_id, 0, report_of(error), "birth"))
+            send(self._codec.encode(Kind.ERROR, 0, self._actor_id, OWN_CALL, report_of(error), "birth or end"))
             return 1
         return 0
 

@@ -21,13 +21,13 @@ from vla_rl.actors.mailbox import Mailbox
 from vla_rl.actors.pending import PendingCall, PendingStream
 from vla_rl.actors.remote_errors import ErrorReport, error_from
 from vla_rl.actors.waits import Wait
-from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, Frames, Kind, LagReport, MalformedMessage
+from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, OWN_CALL, Frames, Kind, LagReport, MalformedMessage
 from vla_rl.errors import ActorDied, ActorFrozen
 
 logger = logging.getLogger(__name__)
 
 # plain numbers: an enum's member costs a lookup in its class for each message
-_CALL, _RESULT, _ITEM = int(Kind.CALL), int(Kind.RESULT), int(Kind.ITEM)
+_CALL, _RESULT, _ERROR, _ITEM = int(Kind.CALL), int(Kind.RESULT), int(Kind.ERROR), int(Kind.ITEM)
 _unpack, _now = ENVELOPE.unpack_from, time.monotonic
 
 STREAM_WINDOW = 16
@@ -68,7 +68,7 @@ class ActorClient:
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = []
         self._error_decoder: msgspec.msgpack.Decoder[Any] | None = None
         self._pending: dict[int, PendingCall] = {}
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(OWN_CALL + 1)
         self._deadlines = DeadlineWatch(lambda: self._pending, self._poll, self._freeze)
         self._error: ActorDied | None = None
         self._settled = asyncio.Event()
@@ -235,6 +235,9 @@ class ActorClient:
             magic, kind, _, _, _, call = _unpack(head)
             pending = self._pending.get(call)
             if magic != MAGIC or pending is None or self._channel is None:
+                if magic == MAGIC and kind == _ERROR and call == OWN_CALL and self._channel is not None:
+                    self._log_failed_end(self._channel, frames)
+                    return
                 raise MalformedMessage(f"answer to call {call}, which nobody made, or no message at all.")
             if kind == _ITEM:
                 self._take_item(call, pending, frames)
@@ -348,6 +351,18 @@ class ActorClient:
     def _log_untold_error(self, future: asyncio.Future[Any]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
             logger.error("%s: a call that nobody awaits failed.", self.name, exc_info=error)
+
+    def _log_failed_end(self, channel: Channel, frames: Frames) -> None:
+        """What an actor that was ready says of itself: why its end went wrong. Raises: MalformedMessage."""
+        assert self._error_decoder is not None
+        try:
+            report = channel.codec.decode(self._error_decoder, frames)
+        except msgspec.ValidationError as problem:
+            raise MalformedMessage(f"its last words made no sense: {problem}.") from None
+        error = error_from(report, self.name, channel.pid)
+        logger.error(
+            "actor %r (pid %d): its on_stop raised; it ends all the same.", self.name, channel.pid, exc_info=error
+        )
 
     def _poll(self) -> None:
         if self._channel is not None:

@@ -10,7 +10,7 @@ from vla_rl.actors.codec import Codec
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.server import ActorServer
-from vla_rl.actors.wire import Frames, Kind
+from vla_rl.actors.wire import OWN_CALL, Frames, Kind
 
 
 class InLoopChannel:
@@ -67,7 +67,7 @@ class InLoopChannel:
             self._server = ActorServer(actor, table, codec, self.actor_id, self._receive, mailbox, lag, at_once=False)
             await self._server.serve()
         except Exception as error:  # the owner decides; it learns what happened while the actor ends
-            self._receive(self.codec.encode(Kind.ERROR, 0, self.actor_id, 0, report_of(error), "birth"))
+            self._receive(self.codec.encode(Kind.ERROR, 0, self.actor_id, OWN_CALL, report_of(error), "birth or end"))
 
     def _receive(self, frames: Frames) -> None:
         self.on_message([bytes(frame) for frame in frames])

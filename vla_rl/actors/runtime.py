@@ -209,6 +209,7 @@ class Runtime:
     async def stop(self, actor: Actor) -> None:
         """End an actor in order: the calls in its mailbox are answered, `on_stop` runs.
 
+        What `on_stop` raises is logged as an error, with its traceback there; the actor has ended then all the same.
         Concurrent calls that still run, and later ones, raise ActorDied.
         """
         await self._find(actor).supervisor.stop(self._stop_grace_s)

@@ -24,7 +24,7 @@ from vla_rl.actors.begun import BegunCall
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.remote_errors import report_of
-from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, Birth, Frames, Kind, MalformedMessage
+from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, OWN_CALL, Birth, Frames, Kind, MalformedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +93,9 @@ class ActorServer:
         self.num_rejected = 0
 
     async def serve(self) -> None:
-        """Start the actor, work until STOP, stop the actor. Raises: what `on_start` raises."""
+        """Start the actor, work until STOP, stop the actor. Raises: what `on_start` or `on_stop` raises."""
         await self._actor.on_start()
-        self._answer(Kind.READY, 0, Birth(os.getpid()))
+        self._answer(Kind.READY, OWN_CALL, Birth(os.getpid()))
         self._context = contextvars.copy_context()
         async with asyncio.TaskGroup() as self._group:
             self._task = self._group.create_task(self._work_through_mailbox(), name="mailbox", context=self._context)

@@ -20,6 +20,8 @@ MAGIC = 0xA7
 ENVELOPE = struct.Struct("<BBHHIQ")
 ENVELOPE_SIZE = ENVELOPE.size
 MAX_FRAMES = 0xFFFF
+OWN_CALL = 0
+"""Number of no call: what an actor says of itself, of its birth and of its end."""
 MAX_MESSAGE_BYTES = 1 << 30
 """Largest single frame; a sender refuses to send more, a socket drops a peer that does."""
 _NUM_FRAMES = struct.Struct("<H")

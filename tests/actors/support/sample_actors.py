@@ -216,6 +216,17 @@ class WritesOnStop(Actor):
         """Answer."""
 
 
+class FailsToStop(Actor):
+    """Raises when it is stopped in order."""
+
+    async def on_stop(self) -> None:
+        raise ValueError("the gripper does not open")
+
+    async def ping(self) -> int:
+        """Its process."""
+        return os.getpid()
+
+
 _CALL_NAME: contextvars.ContextVar[str] = contextvars.ContextVar("call_name")
 
 
