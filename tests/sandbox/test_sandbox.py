@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
 from vla_rl.errors import ConfigError
-from vla_rl.sandbox import ProcessLimits, Sandbox, SandboxConfig, function_path
+from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig, function_path
 from vla_rl.sandbox.descendants import descendants_of
 
 
@@ -189,12 +190,82 @@ async def test_faults_cost_no_place() -> None:
 
 
 async def test_a_keeper_that_dies_is_replaced_and_its_calls_are_told(sandbox: Sandbox) -> None:
+    folder, _ = (await sandbox.call("misbehaving:folder")).value
     hung = asyncio.create_task(sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}))
     await until(lambda: sandbox.keeper_pid is not None and bool(children_of_keeper(sandbox)))
     assert sandbox.keeper_pid is not None
     os.kill(sandbox.keeper_pid, signal.SIGKILL)
     assert (await hung).text == "the process that keeps it died"
     assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
+    assert not Path(folder).parent.exists()
+
+
+def is_gone(pid: int) -> bool:
+    """Dead; somebody else may have to reap it."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+async def stuck_keeper(sandbox: Sandbox) -> tuple["asyncio.Task[CallResult]", list[int], Path]:
+    """A call of a thousand seconds, the processes behind it, and the keeper's folder; the keeper answers no more."""
+    folder, _ = (await sandbox.call("misbehaving:folder")).value
+    running = asyncio.create_task(
+        sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, ProcessLimits(timeout_s=1000))
+    )
+    await until(lambda: bool(children_of_keeper(sandbox)))
+    assert sandbox.keeper_pid is not None
+    os.kill(sandbox.keeper_pid, signal.SIGSTOP)
+    return running, [sandbox.keeper_pid, *children_of_keeper(sandbox)], Path(folder).parent
+
+
+async def test_a_keeper_that_is_stuck_is_replaced_with_all_that_it_ran_and_its_calls_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=1.0)) as sandbox:
+        running, processes, folder = await stuck_keeper(sandbox)
+        call = await sandbox.call("misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=1.5))
+        assert (call.fault, call.text) == (
+            "died",
+            "the process that keeps it did not answer within 2.5 s and was killed",
+        )
+        assert await running == call
+        assert all(map(is_gone, processes))
+        assert not folder.exists()
+        assert f"the keeper of a sandbox (pid {processes[0]}) did not answer within 2.5 s" in caplog.text
+        assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
+        assert sandbox.counts == {"done": 2, "died": 2}
+
+
+async def test_nothing_is_left_of_a_keeper_that_is_stuck_when_its_sandbox_is_closed() -> None:
+    async with asyncio.timeout(60):
+        async with Sandbox() as sandbox:
+            running, processes, folder = await stuck_keeper(sandbox)
+        assert (await running).fault == "died"
+    assert all(map(is_gone, processes))
+    assert not folder.exists()
+
+
+async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothing() -> None:
+    async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
+        running, processes, folder = await stuck_keeper(sandbox)
+        call = asyncio.create_task(sandbox.call("misbehaving:raises", {}, ProcessLimits(timeout_s=0.5)))
+        assert (await running).fault == "died"  # told as soon as the keeper is given up
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
+        assert all(map(is_gone, processes))
+        assert not folder.exists()
+
+
+async def test_a_keeper_that_imports_is_not_stuck() -> None:
+    async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
+        await sandbox.call("misbehaving:folder")
+        hung = asyncio.create_task(sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=0.5)))
+        await until(lambda: bool(children_of_keeper(sandbox)))
+        keeper = sandbox.keeper_pid
+        assert (await sandbox.call("slow_to_import:answer", {}, ProcessLimits(timeout_s=1.0))).value == 42
+        assert (await hung).fault == "timed_out"
+        assert sandbox.keeper_pid == keeper
 
 
 async def test_nothing_is_left_after_a_sandbox_is_closed() -> None:
@@ -211,7 +282,7 @@ async def test_nothing_is_left_after_a_sandbox_is_closed() -> None:
         await sandbox.call("misbehaving:raises")
 
 
-def test_nothing_is_left_after_our_own_process_is_killed() -> None:
+def test_nothing_is_left_after_our_own_process_is_killed(tmp_path: Path) -> None:
     program = (
         "import asyncio\nfrom vla_rl.sandbox import *\nasync def main():\n    async with Sandbox() as sandbox:\n"
         "        task = asyncio.create_task(sandbox.run_program('import time; time.sleep(4321.5)', '', "
@@ -219,12 +290,16 @@ def test_nothing_is_left_after_our_own_process_is_killed() -> None:
         "        while sandbox.keeper_pid is None: await asyncio.sleep(0.01)\n"
         "        print(sandbox.keeper_pid, flush=True)\n        await task\nasyncio.run(main())"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         keeper = psutil.Process(int(process.stdout.readline()))
         process.kill()
+        assert list(tmp_path.iterdir())
     psutil.wait_procs([keeper], timeout=20)
     assert not keeper.is_running()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_function_that_no_other_process_can_find_is_refused() -> None:
@@ -240,3 +315,5 @@ def test_limits_are_checked() -> None:
         ProcessLimits(max_processes=0)
     with pytest.raises(ConfigError, match=r"SandboxConfig.max_calls is 0"):
         SandboxConfig(max_calls=0)
+    with pytest.raises(ConfigError, match=r"SandboxConfig.keeper_grace_s is 0, expected > 0 seconds"):
+        SandboxConfig(keeper_grace_s=0)

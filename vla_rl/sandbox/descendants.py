@@ -55,6 +55,14 @@ def kill_all_below(pid: int) -> None:
                     os.kill(child, number)
 
 
+def kill_with_all_below(pid: int) -> None:
+    """Kill a child of ours that answers nobody, and everything below it; stopped first, so that it starts no more."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        kill_all_below(pid)
+        os.kill(pid, signal.SIGKILL)
+
+
 def num_processes_of(uid: int) -> int:
     """Processes of a user on this machine, and their threads."""
     num = 0

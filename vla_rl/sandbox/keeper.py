@@ -10,29 +10,44 @@ import contextlib
 import importlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
 
 from vla_rl.sandbox.child import try_isolation
 from vla_rl.sandbox.descendants import become_subreaper, children_of, kill_all_below
-from vla_rl.sandbox.protocol import Cancel, FunctionCall, Imported, ProgramCall, Request, Unframer, frame
+from vla_rl.sandbox.protocol import (
+    IMPORT_TIMEOUT_S,
+    Cancel,
+    FunctionCall,
+    Imported,
+    ProgramCall,
+    Request,
+    Unframer,
+    frame,
+)
 from vla_rl.sandbox.running import RunningCall
 
-IMPORT_TIMEOUT_S: Final = 60
 CHECK_EVERY_S: Final = 0.02
 """How often the processes of running calls are counted."""
 
 
 class Keeper:
-    """Runs the calls that come through a socket, until it ends."""
+    """Runs the calls that come through a socket, until it ends.
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    Args:
+        connection: to its sandbox.
+        folder: in which each call gets one of its own.
+    """
+
+    def __init__(self, connection: socket.socket, folder: Path) -> None:
+        self._connection, self._folder = connection, folder
         self._unframer = Unframer()
         self._decoder = msgspec.msgpack.Decoder(Request)
         self._selector = selectors.DefaultSelector()
@@ -67,7 +82,7 @@ class Keeper:
 
     def _take(self, request: Request) -> None:
         if isinstance(request, (FunctionCall, ProgramCall)):
-            call = RunningCall(request, can_isolate=self._can_isolate)
+            call = RunningCall(request, self._folder, can_isolate=self._can_isolate)
             self._calls[request.id] = call
             for fd in (*call.pipes, call.pidfd):
                 self._selector.register(fd, selectors.EVENT_READ, call)
@@ -136,12 +151,14 @@ def _kernel_isolates() -> bool:
 
 
 def main() -> NoReturn:
-    """`python -m vla_rl.sandbox.keeper <fd of its socket>`."""
+    """`python -m vla_rl.sandbox.keeper <fd of its socket> <folder>`; the folder is gone when it ends."""
     become_subreaper()
+    folder = Path(sys.argv[2])
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         os.set_inheritable(connection.fileno(), False)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            Keeper(connection).run()
+            Keeper(connection, folder).run()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # what was imported has nothing to say at the end
 
 

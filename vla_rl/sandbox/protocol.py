@@ -9,6 +9,9 @@ from vla_rl.sandbox.limits import ProcessLimits
 
 Fault: TypeAlias = Literal["raised", "timed_out", "died", "printed_too_much", "too_many_processes"]
 
+IMPORT_TIMEOUT_S: Final = 60
+"""For one `Import`, during which the keeper does nothing else."""
+
 _LENGTH: Final = struct.Struct("<I")
 
 

@@ -22,13 +22,14 @@ class RunningCall:
 
     Args:
         call: what to do.
+        folder: in which it gets one of its own.
         can_isolate: whether the kernel gives it namespaces of its own.
     """
 
-    def __init__(self, call: FunctionCall | ProgramCall, *, can_isolate: bool) -> None:
+    def __init__(self, call: FunctionCall | ProgramCall, folder: Path, *, can_isolate: bool) -> None:
         self.call = call
         self._is_isolated = can_isolate
-        self._folder = Path(tempfile.mkdtemp(prefix="vla_rl_call_"))
+        self._folder = Path(tempfile.mkdtemp(prefix="call_", dir=folder))
         (self._folder / "stdin").write_bytes(_encoded(call.stdin) if isinstance(call, ProgramCall) else b"")
         if isinstance(call, ProgramCall):
             (self._folder / PROGRAM_FILE).write_bytes(_encoded(call.source))

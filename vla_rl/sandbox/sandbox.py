@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 import os
-import socket
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -15,25 +14,13 @@ from typing import Any, Final, Self
 import msgspec
 
 from vla_rl.actors.waits import waiting
+from vla_rl.sandbox.keeper_process import KeeperProcess
 from vla_rl.sandbox.limits import ProcessLimits
-from vla_rl.sandbox.protocol import (
-    Answer,
-    Cancel,
-    Ended,
-    Fault,
-    FunctionCall,
-    Import,
-    ProgramCall,
-    Returned,
-    Unframer,
-    frame,
-)
+from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall, Returned, frame
 from vla_rl.types import Config
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES: Final = 1 << 18
-_STOP_GRACE_S: Final = 5.0
 _INHERITED: Final = ("PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "VIRTUAL_ENV", "HF_HOME", "LD_LIBRARY_PATH")
 
 
@@ -47,8 +34,13 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     """Environment variables of the processes, beside PATH, HOME and the like. Nothing else of ours is handed on: keys and
     tokens in this process's environment stay here."""
 
+    keeper_grace_s: float = 30.0
+    """How long after a call's own `timeout_s` the keeper may take to say how it ended. One that takes longer is stuck: it is
+    killed with all that it runs, and the next call starts another."""
+
     def __post_init__(self) -> None:
         self.require(self.max_calls >= 1, "max_calls", ">= 1")
+        self.require(self.keeper_grace_s > 0, "keeper_grace_s", "> 0 seconds")
 
 
 UNSENDABLE: Final = (OverflowError, TypeError, ValueError, RecursionError, msgspec.MsgspecError)
@@ -76,9 +68,9 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
 class Sandbox:
     """Runs functions and programs in processes of their own, with limits. `async with` starts nothing: the first call does.
 
-    A call never raises for what the function does. The keeper behind it is replaced if it dies; calls that it had then
-    are answered with the fault "died". Sandboxed code runs as this process's user: limits and isolation keep accidents in,
-    they are no wall against somebody who wants to read this user's files.
+    A call never raises for what the function does. The keeper behind it is replaced if it dies or is stuck; calls that it
+    had then are answered with the fault "died". Sandboxed code runs as this process's user: limits and isolation keep
+    accidents in, they are no wall against somebody who wants to read this user's files.
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
@@ -87,13 +79,10 @@ class Sandbox:
         """Calls by how they ended: "done" or a fault."""
         self._numbers = itertools.count()
         self._room = asyncio.Semaphore(self._config.max_calls)
-        self._pending: dict[int, asyncio.Future[Ended]] = {}
         self._imported: dict[str, bool] = {}
         """Modules that a keeper was told to import; True where it lived to tell."""
         self._starting = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._keeper: KeeperProcess | None = None
         self._is_open = self._has_warned = False
 
     async def __aenter__(self) -> Self:
@@ -104,12 +93,15 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_open = False
-        await self._stop_keeper()
+        async with self._starting:
+            keeper, self._keeper = self._keeper, None
+            if keeper is not None:
+                await keeper.stop()
 
     @property
     def keeper_pid(self) -> int | None:
         """The process that forks; None before the first call."""
-        return None if self._process is None else self._process.pid
+        return None if self._keeper is None else self._keeper.pid
 
     async def call(
         self, path: str, arguments: dict[str, Any] | None = None, limits: ProcessLimits | None = None
@@ -125,7 +117,7 @@ class Sandbox:
             message = frame(FunctionCall(number, path, arguments or {}, limits))
         except UNSENDABLE as error:
             return self._counted(CallResult(fault="raised", text=f"its arguments cannot be sent: {error}"))
-        ended = await self._answer(number, message)
+        ended = await self._answer(number, message, limits)
         result = _result_of(ended)
         if ended.fault is not None:
             return self._counted(result)
@@ -146,7 +138,7 @@ class Sandbox:
             message = frame(ProgramCall(number, source, stdin, limits))
         except UNSENDABLE as error:
             return self._counted(CallResult(fault="raised", text=f"the program cannot be sent: {error}"))
-        result = _result_of(await self._answer(number, message))
+        result = _result_of(await self._answer(number, message, limits))
         if not (limits.network or result.is_offline or result.fault == "died" or self._has_warned):
             self._has_warned = True
             logger.warning("programs are not cut off from the network: this kernel gives no namespaces of their own")
@@ -154,103 +146,33 @@ class Sandbox:
 
     async def preload(self, module: str) -> None:
         """Have a module imported where calls are forked from, once; one that kills the keeper is not tried again."""
-        await self._ensure_keeper()
-        if module not in self._imported:
-            self._imported[module] = False
-            assert self._writer is not None
-            self._writer.write(frame(Import(module)))
+        (await self._serving_keeper()).preload(module)
 
-    async def _answer(self, number: int, message: bytes) -> Ended:
+    async def _answer(self, number: int, message: bytes, limits: ProcessLimits) -> Ended:
         with waiting(f"sandboxed call {number}", on="a free place in the sandbox"):
             await self._room.acquire()
         try:
-            await self._ensure_keeper()
-            future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-            self._pending[number] = future
-            assert self._writer is not None
-            self._writer.write(message)
-            try:
-                with waiting(f"sandboxed call {number}", on="its process"):
-                    return await future
-            except asyncio.CancelledError:
-                if self._writer is not None and not self._writer.is_closing():
-                    self._writer.write(frame(Cancel(number)))
-                raise
-            finally:
-                self._pending.pop(number, None)
+            keeper = await self._serving_keeper()
+            return await keeper.answer(number, message, limits.timeout_s + self._config.keeper_grace_s)
         finally:
             self._room.release()
 
-    async def _ensure_keeper(self) -> None:
-        if not self._is_open:
-            raise RuntimeError("the sandbox is not open; use `async with`.")
+    async def _serving_keeper(self) -> KeeperProcess:
+        """The one there is, or another. Raises: RuntimeError where the sandbox is not open."""
         async with self._starting:
-            if self._reading is not None and not self._reading.done():
-                return
-            await self._stop_keeper()
-            await self._start_keeper()
+            if not self._is_open:
+                raise RuntimeError("the sandbox is not open; use `async with`.")
+            if self._keeper is None or not self._keeper.is_serving:
+                if self._keeper is not None:
+                    await self._keeper.stop()
+                self._keeper = await KeeperProcess.start(self._environment(), self._imported)
+            return self._keeper
 
-    async def _start_keeper(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-            environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **self._config.environment}
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "vla_rl.sandbox.keeper",
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is ours to handle
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        for module in [module for module, is_sound in self._imported.items() if is_sound]:
-            self._writer.write(frame(Import(module)))
-        self._reading = asyncio.get_running_loop().create_task(self._read(reader), name="reader of the sandbox")
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand out answers until the keeper ends; what it still had then has died."""
-        unframer, decoder = Unframer(), msgspec.msgpack.Decoder(Answer)
-        try:
-            while data := await reader.read(_READ_BYTES):
-                for body in unframer.feed(data):
-                    self._take(decoder.decode(body))
-        except ConnectionError:
-            pass  # the same as its end
-        finally:
-            for number, future in self._pending.items():
-                if not future.done():
-                    future.set_result(_lost(number))
-
-    def _take(self, answer: Answer) -> None:
-        if not isinstance(answer, Ended):
-            self._imported[answer.module] = True
-            return
-        future = self._pending.get(answer.id)
-        if future is not None and not future.done():
-            future.set_result(answer)
-
-    async def _stop_keeper(self) -> None:
-        """Close the socket, on which the keeper kills all and ends; one that does not is killed."""
-        if self._process is None:
-            return
-        process, writer, reading = self._process, self._writer, self._reading
-        self._process = self._writer = self._reading = None
-        if writer is not None:
-            writer.close()
-        try:
-            async with asyncio.timeout(_STOP_GRACE_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-        finally:
-            if reading is not None:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+    def _environment(self) -> dict[str, str]:
+        ours = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        search = os.pathsep.join(path for path in sys.path if path)
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        return {**ours, **one_thread, **self._config.environment, "PYTHONPATH": search}
 
     def _counted(self, result: CallResult) -> CallResult:
         self.counts[result.fault or "done"] += 1
@@ -283,8 +205,3 @@ def _result_of(ended: Ended) -> CallResult:
         stderr=ended.stderr.decode(errors="replace"),
         is_offline=ended.is_offline,
     )
-
-
-def _lost(number: int) -> Ended:
-    words = "the process that keeps it died"
-    return Ended(id=number, fault="died", words=words, stdout=b"", stderr=b"", is_offline=False)

@@ -1,0 +1,9 @@
+"""A module that takes its time."""
+
+import time
+
+time.sleep(3.0)
+
+
+def answer() -> int:
+    return 42

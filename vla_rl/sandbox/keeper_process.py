@@ -1,0 +1,196 @@
+"""One keeper as the event loop sees it: what it was asked, what it owes, and an end that leaves nothing behind."""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from vla_rl.actors.waits import waiting
+from vla_rl.sandbox.descendants import kill_with_all_below
+from vla_rl.sandbox.protocol import IMPORT_TIMEOUT_S, Answer, Cancel, Ended, Import, Unframer, frame
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES: Final = 1 << 18
+_STOP_GRACE_S: Final = 5.0
+_LAST_LOOK_S: Final = 1.0
+"""For what had come when a deadline passed, but was not read yet, as this loop was busy."""
+
+
+class KeeperProcess:
+    """A keeper from its start to its end; made by `start`.
+
+    It ends every call by the call's own limits. One that owes an answer for longer is stuck: it is killed with all that it
+    runs, and everybody who waits for it is told.
+
+    Invariant: when `stop` has returned, neither the process, nor anything that it started, nor its folder is there.
+    """
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        folder: Path,
+        imported: dict[str, bool],
+    ) -> None:
+        self._process, self._writer, self._folder, self._imported = process, writer, folder, imported
+        self._pending: dict[int, asyncio.Future[Ended]] = {}
+        self._num_imports = self._num_imports_over = 0
+        self._is_stuck = False
+        self._stopping = asyncio.Lock()
+        self._reading = asyncio.get_running_loop().create_task(self._read(reader), name="reader of the sandbox")
+        for module in [module for module, is_sound in imported.items() if is_sound]:
+            self._import(module)
+
+    @classmethod
+    async def start(cls, environment: Mapping[str, str], imported: dict[str, bool]) -> Self:
+        """Start a process.
+
+        Args:
+            environment: of the process and its calls.
+            imported: modules that a keeper was told to import; True where it lived to tell, which is noted here too. Those
+                are imported again.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="vla_rl_sandbox_"))
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "vla_rl.sandbox.keeper",
+                    str(theirs.fileno()),
+                    str(folder),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C is ours to handle
+                )
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()  # on which a keeper that was started ends
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return cls(process, reader, writer, folder, imported)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that forks."""
+        return self._process.pid
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it takes calls: False where it ended, or is stuck."""
+        return not self._is_stuck and not self._reading.done()
+
+    def preload(self, module: str) -> None:
+        """Have a module imported before the next fork, unless a keeper was told to before."""
+        if module not in self._imported:
+            self._imported[module] = False
+            self._import(module)
+
+    async def answer(self, number: int, message: bytes, allowed_s: float) -> Ended:
+        """Have a call made, and how it ended. Cancelling it kills the call.
+
+        Args:
+            number: of the call.
+            message: the framed call.
+            allowed_s: from now on; the time of imports, which hold up everything, comes on top.
+        """
+        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._pending[number] = future
+        self._writer.write(message)
+        try:
+            with waiting(f"sandboxed call {number}", on="its process"):
+                if not await self._comes_in_time(future, allowed_s):
+                    await self._give_up(allowed_s)
+                return future.result()
+        except asyncio.CancelledError:
+            if not self._writer.is_closing():
+                self._writer.write(frame(Cancel(number)))
+            raise
+        finally:
+            del self._pending[number]
+
+    async def stop(self) -> None:
+        """Close the socket, on which the keeper kills all and ends; one that is stuck, or does not, is killed with all."""
+        async with self._stopping:
+            self._writer.close()
+            try:
+                if not self._is_stuck:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_STOP_GRACE_S):
+                            await self._process.wait()
+                if self._process.returncode is None:
+                    await asyncio.to_thread(kill_with_all_below, self.pid)
+                    await self._process.wait()
+            finally:
+                if self._process.returncode is None:  # we were cancelled on the way; its children die with it
+                    with contextlib.suppress(ProcessLookupError):
+                        self._process.kill()
+                self._reading.cancel()
+                await asyncio.gather(self._reading, return_exceptions=True)
+                await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def _import(self, module: str) -> None:
+        self._num_imports += 1
+        self._writer.write(frame(Import(module)))
+
+    async def _comes_in_time(self, future: asyncio.Future[Ended], allowed_s: float) -> bool:
+        clock = asyncio.get_running_loop().time
+        began, num_over = clock(), self._num_imports_over
+        while not future.done():
+            imports_s = IMPORT_TIMEOUT_S * (self._num_imports - num_over)
+            left_s = began + allowed_s + imports_s - clock()
+            if left_s <= 0.0:
+                await asyncio.wait({future}, timeout=_LAST_LOOK_S)
+                return future.done()
+            await asyncio.wait({future}, timeout=left_s)
+        return True
+
+    async def _give_up(self, allowed_s: float) -> None:
+        logger.error(
+            "the keeper of a sandbox (pid %d) did not answer within %g s; it is killed with the %d calls that it runs.",
+            self.pid,
+            allowed_s,
+            len(self._pending),
+        )
+        self._is_stuck = True
+        self._lose(f"the process that keeps it did not answer within {allowed_s:g} s and was killed")
+        await self.stop()
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand out answers until the keeper ends; what it still had then has died."""
+        unframer, decoder = Unframer(), msgspec.msgpack.Decoder(Answer)
+        try:
+            while data := await reader.read(_READ_BYTES):
+                for body in unframer.feed(data):
+                    self._take(decoder.decode(body))
+        except ConnectionError:
+            pass  # the same as its end
+        finally:
+            self._lose("the process that keeps it died")
+
+    def _take(self, answer: Answer) -> None:
+        if not isinstance(answer, Ended):
+            self._imported[answer.module] = True
+            self._num_imports_over += 1
+            return
+        future = self._pending.get(answer.id)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def _lose(self, words: str) -> None:
+        for number, future in self._pending.items():
+            if not future.done():
+                lost = Ended(id=number, fault="died", words=words, stdout=b"", stderr=b"", is_offline=False)
+                future.set_result(lost)
