@@ -13,6 +13,7 @@ from torch import Tensor
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
 from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
+from vla_rl.models.language.chat_format import parse_reply
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import Completion, Message, Sampling, ToolSpec
 
@@ -63,6 +64,21 @@ async def test_a_reply_does_not_depend_on_who_is_in_the_batch(policy: CausalLang
             assert one.tokens.tolist() == other.tokens.tolist()
             np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
             assert one.message == other.message
+
+
+async def test_tool_calls_of_later_replies_have_ids_of_their_own(
+    policy: CausalLanguageModel, lane: DeviceLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a model with random weights never calls a tool
+    monkeypatch.setattr(policy, "parse", lambda tokens: parse_reply('<tool_call>{"name": "add"}</tool_call>' * 2))
+    talk, ids = list(said(0)), []
+    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(max_reply=2)) as engine:
+        for _ in range(2):
+            reply = await engine.generate(talk, sampling=Sampling(seed=1))
+            ids += [call.id for call in reply.message.tool_calls]
+            answers = [Message(role="tool", content="1", tool_call_id=call.id) for call in reply.message.tool_calls]
+            talk += [reply.message, *answers]
+    assert ids == ["call_0", "call_1", "call_2", "call_3"]
 
 
 async def test_log_probs_are_those_that_the_learner_finds(policy: CausalLanguageModel, lane: DeviceLane) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from vla_rl.errors import ConfigError, ContextOverflow, EnvError, PolicyError
 from vla_rl.rollout import ChatLimits, EngineTeam, chat_agent
+from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.rollout.policies import EpisodePolicy, policy_for
 from vla_rl.types import (
     Completion,
@@ -19,11 +20,13 @@ from vla_rl.types import (
     StopReason,
     TextOutcome,
     TextStart,
+    ToolCall,
     ToolSpec,
     Trajectory,
 )
 
 EPISODE = EpisodeSpec(episode_id=3, group_id=0, member=0, env=EnvSpec(id="none"), task="none", seed=0, policy_seed=7)
+LOOK = ToolCall(id="call_0", name="look", arguments="{}")
 TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
 
 
@@ -229,3 +232,50 @@ async def test_each_agent_of_a_team_has_seeds_of_its_own() -> None:
 def test_limits_that_allow_nothing_are_refused(field: str) -> None:
     with pytest.raises(ConfigError, match=rf"ChatLimits.{field} is 0, expected"):
         ChatLimits(**{field: 0})  # type: ignore[arg-type]
+
+
+class Caller(Speaker):
+    """Calls the same tool twice in each reply, and numbers its calls from 0 each time, as chat formats do."""
+
+    async def generate(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = (),
+        sampling: Sampling | None = None,
+        max_tokens: int | None = None,
+    ) -> Completion:
+        reply = await super().generate(messages, tools=tools, sampling=sampling, max_tokens=max_tokens)
+        calls = (LOOK, msgspec.structs.replace(LOOK, id="call_1"))
+        return msgspec.structs.replace(reply, message=msgspec.structs.replace(reply.message, tool_calls=calls))
+
+
+class Lookout(Counting):
+    """Answers every call, and remembers their ids."""
+
+    def __init__(self) -> None:
+        super().__init__(goal=3)
+        self.ids: list[str] = []
+
+    async def step(self, message: Message) -> TextOutcome:
+        self.ids += [call.id for call in message.tool_calls]
+        answers = tuple(Message(role="tool", content="a wall", tool_call_id=call.id) for call in message.tool_calls)
+        return msgspec.structs.replace(await super().step(message), messages=answers)
+
+
+async def test_tool_calls_are_numbered_through_the_conversation_whatever_the_engine_calls_them() -> None:
+    env = Lookout()
+    async with asyncio.timeout(5):
+        await chat_agent(env, EpisodePolicy(Caller(), EPISODE))
+    assert env.ids == ["call_0", "call_1", "call_2", "call_3", "call_4", "call_5"]
+
+
+def test_only_ids_that_were_used_before_are_changed() -> None:
+    asked = Message(role="user", content="look")
+    said = Message(role="assistant", tool_calls=(LOOK, msgspec.structs.replace(LOOK, id="call_3")))
+    unused = Message(role="assistant", tool_calls=(msgspec.structs.replace(LOOK, id="mine"),))
+    assert with_unique_call_ids(said, [asked]) == said
+    assert with_unique_call_ids(unused, [asked, said]) == unused
+    again = with_unique_call_ids(said, [asked, said])
+    assert [call.id for call in again.tool_calls] == ["call_2", "call_4"]  # call_3 is taken
+    assert with_unique_call_ids(again, [asked, said]) == again

@@ -47,7 +47,7 @@ def error_answer(message: str, status: int, code: str | None) -> dict[str, Any]:
 
 
 def _calls_of(completion: Completion, answer_id: str) -> list[dict[str, Any]]:
-    """Ids are unique over all answers, since a model's own are unique in one reply only."""
+    """Ids are unique over all answers, since a policy's own are unique in one conversation only."""
     return [
         {
             "id": f"{answer_id.replace('chatcmpl', 'call')}-{number}",

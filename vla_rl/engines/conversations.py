@@ -16,6 +16,7 @@ from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.reply import Reply
 from vla_rl.errors import ContextOverflow
 from vla_rl.rollout import BatchStats
+from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import Completion, Message, Sampling, ToolSpec
 
@@ -100,7 +101,7 @@ class Conversations:
             if waiter in self._queue:
                 self._queue.remove(waiter)
                 self._room.release()
-        return await self._completion(reply)
+        return await self._completion(reply, messages)
 
     def stats(self) -> BatchStats:
         """Forward passes by the number of replies in them, and the share of the time with one running."""
@@ -120,11 +121,12 @@ class Conversations:
             raise ContextOverflow(len(prompt), self._context)
         return min(room, max_tokens or self._max_reply, self._max_reply)
 
-    async def _completion(self, reply: Reply) -> Completion:
+    async def _completion(self, reply: Reply, messages: tuple[Message, ...]) -> Completion:
         assert reply.finish_reason is not None
         tokens = reply.tokens
+        said = await self._lane.prepare(self._model.parse, tokens)
         return Completion(
-            message=await self._lane.prepare(self._model.parse, tokens),
+            message=with_unique_call_ids(said, messages),
             prompt_tokens=reply.prompt,
             tokens=tokens,
             log_probs=np.array(reply.log_probs, np.float32),

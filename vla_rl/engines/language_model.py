@@ -51,7 +51,8 @@ class LanguageModel(TokenModel[BatchT], Protocol[BatchT]):
         ...
 
     def parse(self, tokens: np.ndarray) -> Message:
-        """A reply, int64 [T], as a message; tool calls that cannot be read become `Message.call_errors`."""
+        """A reply, int64 [T], as a message; tool calls that cannot be read become `Message.call_errors`, the others have ids
+        that are unique in the reply."""
         ...
 
     def key_values(self, num_slots: int) -> KeyValues:

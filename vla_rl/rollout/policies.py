@@ -10,6 +10,7 @@ import numpy as np
 
 from vla_rl.actors.waits import begin_wait, end_wait
 from vla_rl.errors import PolicyError
+from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.types import (
     ActionChunk,
     Completion,
@@ -139,13 +140,15 @@ class EpisodePolicy:
     ) -> Completion:
         """The next message of a conversation. Without `sampling`: the episode's own, with this decision's seed.
 
+        Its tool calls have ids that no earlier one of the conversation has, whatever the engine's chat format called them.
+
         Raises: PolicyError where a log-prob is NaN or infinite.
         """
         engine: LanguageEngine = self._engine  # type: ignore[assignment]
         with self._deciding(sampling) as chosen:
             reply = await engine.generate(messages, tools=tools, sampling=chosen, max_tokens=max_tokens)
         self._require_numbers(reply.log_probs, engine.weight_version)
-        return reply
+        return msgspec.structs.replace(reply, message=with_unique_call_ids(reply.message, messages))
 
     def _require_numbers(self, log_probs: np.ndarray, version: int) -> None:
         if not np.isfinite(log_probs).all():

@@ -34,6 +34,7 @@ from vla_rl.engines.vllm.served import EngineRequest, ServedActions, ServedLangu
 from vla_rl.engines.vllm.staging import StagedWeights
 from vla_rl.errors import ActorDied, ConfigError, ContextOverflow
 from vla_rl.rollout import BatchStats, DecisionGauge
+from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import ActionChunk, Completion, Message, Observation, Sampling, ToolSpec
 
@@ -214,8 +215,9 @@ class VllmEngine:
         limit = min(room, max_tokens or self._config.max_reply, self._config.max_reply)
         stop_tokens = tuple(sorted(served.stop_tokens))
         answer = await self._answer(EngineRequest(prompt.tolist()), sampling or Sampling(), limit, stop_tokens)
+        said = await self._lane.prepare(served.parse, answer.tokens)
         return Completion(
-            message=await self._lane.prepare(served.parse, answer.tokens),
+            message=with_unique_call_ids(said, messages),
             prompt_tokens=prompt,
             tokens=answer.tokens,
             log_probs=answer.log_probs,

@@ -1,0 +1,24 @@
+"""Ids of tool calls: a model's chat format numbers the calls of one reply, and a conversation has many replies."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import msgspec
+
+from vla_rl.types import Message
+
+
+def with_unique_call_ids(reply: Message, earlier: Sequence[Message]) -> Message:
+    """`reply`, its tool calls numbered on from those of the conversation where it has ids that were used there.
+
+    Args:
+        reply: with ids that are unique in it.
+        earlier: the conversation that it answers. The same conversation and reply give the same ids, whoever asks.
+    """
+    taken = {call.id for message in earlier for call in message.tool_calls}
+    if taken.isdisjoint(call.id for call in reply.tool_calls):
+        return reply
+    num_earlier = sum(len(message.tool_calls) for message in earlier)
+    free = (name for number in count(num_earlier) if (name := f"call_{number}") not in taken)
+    calls = tuple(msgspec.structs.replace(call, id=next(free)) for call in reply.tool_calls)
+    return msgspec.structs.replace(reply, tool_calls=calls)
