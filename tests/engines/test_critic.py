@@ -52,18 +52,20 @@ async def test_a_time_limit_is_continued_by_the_last_value_and_an_end_is_not(lan
     ended = played(policy, 1, observations, StopReason.TERMINATED)
     solved = played(policy, 2, observations, StopReason.SUCCESS)
     cut_off = played(policy, 3, observations, StopReason.TIME_LIMIT)
+    in_time = played(policy, 4, observations, StopReason.SUCCESS_AT_LIMIT)
     critic = Critic(policy, lane, CONFIG, seed=0)
     with torch.no_grad():
         critic._head.out.bias.fill_(5.0)  # V = 5 everywhere
     async with asyncio.timeout(30):
-        judged = await critic.values([ended, solved, cut_off])
-    assert [each.bootstrap for each in judged] == [0.0, 0.0, pytest.approx(5.0)]
-    group = Group(group_id=0, trajectories=(ended, solved, cut_off), dispatch_version=0)
-    rewards = [[np.array([1.0, 1.0])] * 3]
+        judged = await critic.values([ended, solved, cut_off, in_time])
+    assert [each.bootstrap for each in judged] == [0.0, 0.0, pytest.approx(5.0), pytest.approx(5.0)]
+    group = Group(group_id=0, trajectories=(ended, solved, cut_off, in_time), dispatch_version=0)
+    rewards = [[np.array([1.0, 1.0])] * 4]
     gae = advantage_estimator(AdvantageConfig(name="gae", gamma=0.5, lam=1.0, whiten=False))
     made = gae(reward_batch([group], rewards, judged))
     # a chunk is two control steps, so a decision discounts by 0.25: returns are 1 + 0.25 * (1 + 0.25 * bootstrap)
-    expected = [[1.25, 1.0], [1.25, 1.0], [1.25 + 0.0625 * 5.0, 1.0 + 0.25 * 5.0]]
+    continued = [1.25 + 0.0625 * 5.0, 1.0 + 0.25 * 5.0]
+    expected = [[1.25, 1.0], [1.25, 1.0], continued, continued]
     np.testing.assert_allclose(made.returns_per_trajectory(), expected, rtol=1e-6)
     np.testing.assert_allclose(made.per_trajectory(), np.array(expected) - 5.0, rtol=1e-6)
 

@@ -164,6 +164,15 @@ def test_an_episode_that_was_cut_off_is_compared_but_not_learnt_from() -> None:
     assert learnt_from([cut_off, cut_off], [-1.0, 1.0], mask_truncated=True) == ([], [])
 
 
+def test_a_success_at_the_time_limit_was_judged_and_passes_the_filters() -> None:
+    ended, in_time = trajectory([[1.0]], 0), trajectory([[1.0]], 1, StopReason.SUCCESS_AT_LIMIT)
+    assert learnt_from([in_time, ended], [-1.0, 1.0], mask_truncated=True) == ([0, 1], [-1.0, 1.0])
+    keep = kept_groups(FilterConfig(drop_truncated=True))
+    assert keep is not None
+    assert keep(group_of(ended, in_time))
+    assert not keep(group_of(ended, trajectory([[1.0]], 1, StopReason.TIME_LIMIT)))
+
+
 @pytest.mark.parametrize(
     ("config", "is_kept"),
     [

@@ -45,6 +45,7 @@ class OneBufferEnv:
     async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
         self.actions.append(float(actions[0, 0]))
         self._num_chunks += 1
+        frames = None if frames_every is None else self._frame[None].copy()
         is_last = self._num_chunks == 3
         return ChunkOutcome(
             observation=self._observe(),
@@ -52,6 +53,8 @@ class OneBufferEnv:
             terminated=is_last and self._success,
             truncated=is_last and not self._success,
             info={"is_success": is_last and self._success},
+            frames=frames,
+            frames_key="wrist_image",
         )
 
     def _observe(self) -> Observation:
@@ -98,6 +101,13 @@ async def test_what_is_recorded_does_not_change_when_the_environment_and_the_eng
     assert all(step.observation["image"].flags.owndata for step in trajectory.steps)
 
 
+async def test_frames_are_kept_with_the_name_of_their_camera() -> None:
+    async with asyncio.timeout(5):
+        trajectory = await embodied_agent(OneBufferEnv(), EpisodePolicy(EchoEngine(), EPISODE), frames_every=2)
+    assert [step.frames_key for step in trajectory.steps] == ["wrist_image"] * 3
+    assert [int(step.frames[0, 0, 0, 0]) for step in trajectory.steps if step.frames is not None] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("terminated", "info", "expected"),
     [
@@ -105,7 +115,7 @@ async def test_what_is_recorded_does_not_change_when_the_environment_and_the_eng
         (True, {"is_success": False}, StopReason.TERMINATED),
         (True, {}, StopReason.TERMINATED),
         (False, {}, StopReason.TIME_LIMIT),
-        (False, {"is_success": True}, StopReason.SUCCESS),
+        (False, {"is_success": True}, StopReason.SUCCESS_AT_LIMIT),
     ],
 )
 def test_success_is_only_what_the_environment_calls_success(terminated: bool, info: Info, expected: StopReason) -> None:

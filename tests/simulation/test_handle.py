@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import msgspec
 import numpy as np
 import pytest
 
@@ -45,6 +46,24 @@ async def test_a_handle_behaves_as_the_environment_in_this_process(runtime: Runt
             assert rest == expected_rest
         picture: Any = here.render()
         assert np.array_equal(await env.render(), picture)
+
+
+async def test_frames_say_which_picture_of_the_observation_they_are(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent / "support")
+    spec = EnvSpec(id="two_cameras:two/cameras-v0")
+    rows = np.zeros((4, 1), np.float32)
+    async with asyncio.timeout(60):
+        for kwargs, key, shades in (({"render_key": "wrist_image"}, "wrist_image", [102, 104]), ({}, None, [202, 204])):
+            async with open_env(runtime, msgspec.structs.replace(spec, kwargs=kwargs)) as env:
+                await env.reset(seed=0)
+                outcome = await env.step_chunk(rows, frames_every=2)
+                assert outcome.frames is not None
+                assert (outcome.frames_key, outcome.frames[:, 0, 0, 0].tolist()) == (key, shades)
+        with pytest.raises(EnvError, match=r"its render_key is 'left', expected .* one of \['image', 'wrist_image'\]"):
+            async with open_env(runtime, msgspec.structs.replace(spec, kwargs={"render_key": "left"})):
+                pass
 
 
 async def test_a_chunk_is_one_message_and_gives_what_its_rows_give(runtime: Runtime) -> None:

@@ -51,6 +51,10 @@ def test_only_who_decided_last_was_cut_off() -> None:
 def test_a_success_is_everybodys() -> None:
     (checker,) = parts_of([msgspec.structs.replace(SHARED, stop_reason=StopReason.SUCCESS)], "checker")
     assert checker.trajectory.is_success
+    limited = msgspec.structs.replace(SHARED, stop_reason=StopReason.SUCCESS_AT_LIMIT)
+    (solver,), (checker,) = parts_of([limited], "solver"), parts_of([limited], "checker")
+    assert solver.trajectory.stop_reason is StopReason.SUCCESS_AT_LIMIT
+    assert checker.trajectory.stop_reason is StopReason.SUCCESS  # the solver decided last: nothing more was to come
 
 
 def test_returns_are_counted_by_agent() -> None:

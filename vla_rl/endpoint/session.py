@@ -96,7 +96,7 @@ class Session:
             final_observation={"prompt_tokens": np.concatenate([last.prompt_tokens, last.tokens])},
             stop_reason=reason,
             info={
-                "is_success": reason is StopReason.SUCCESS,
+                "is_success": reason.is_success,
                 **(info or {}),
                 "num_turns": len(steps),
                 "num_threads": len(found),

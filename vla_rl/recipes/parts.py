@@ -38,7 +38,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput
 from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.recipes.nodes.advantages import members_of
-from vla_rl.recipes.nodes.selection import learnt_from
+from vla_rl.recipes.nodes.selection import is_cut_short, learnt_from
 from vla_rl.recipes.pools import RunPool, kinds_of, pool_of
 from vla_rl.recipes.stopping import carried_through
 from vla_rl.recipes.team import Member, RunEngines, RunModel, Team, engines_of, learners_of, members_of_run
@@ -258,7 +258,7 @@ def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
         members = group.trajectories
         if not within_accuracy(group.success_rate, *config.accuracy_bounds):
             return False
-        if config.drop_truncated and any(member.stop_reason.is_cut_off for member in members):
+        if config.drop_truncated and any(is_cut_short(member) for member in members):
             return False
         if config.drop_equal == "none":
             return True

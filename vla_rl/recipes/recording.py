@@ -22,7 +22,6 @@ from vla_rl.types import (
     Info,
     Observation,
     Policy,
-    StopReason,
     Trajectory,
 )
 
@@ -126,7 +125,7 @@ def recorded_episode(
         vectors={key: np.stack([step[key] for step in seen]).astype(np.float32) for key in vectors},
         frames={key: partial(_picture, seen, key) for key, yes in is_picture.items() if yes},
         rewards=np.concatenate([step.rewards for step in trajectory.steps]),
-        is_success=trajectory.stop_reason is StopReason.SUCCESS,
+        is_success=trajectory.is_success,
         about={
             "task": episode.task,
             "options": msgspec.json.encode(episode.options).decode(),

@@ -77,10 +77,10 @@ class FilterConfig(Config, frozen=True, kw_only=True):
     sampling."""
 
     drop_truncated: bool = False
-    """Filter groups with a member that a time limit cut off."""
+    """Filter groups with a member that a limit cut off unsolved."""
 
     mask_truncated: bool = False
-    """Episodes that a time limit cut off count in their group's baseline, but are not learnt from: DAPO's overlong
+    """Episodes that a limit cut off unsolved count in their group's baseline, but are not learnt from: DAPO's overlong
     filtering."""
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ async def embodied_agent(env: Env, policy: Policy, *, frames_every: int | None =
                 chunk=owned_chunk(chunk),
                 rewards=np.array(outcome.rewards),
                 frames=owned_copy(outcome.frames),
+                frames_key=outcome.frames_key,
             )
         )
         if outcome.terminated or outcome.truncated:
@@ -48,11 +49,15 @@ async def embodied_agent(env: Env, policy: Policy, *, frames_every: int | None =
 def stop_reason(terminated: bool, info: Info) -> StopReason:
     """Why an episode that has ended did so.
 
-    `SUCCESS` where `info["is_success"]` says so, however the episode ended; otherwise `TERMINATED` where the task itself
-    ended it, and `TIME_LIMIT` where we did. A task that ends without the key `is_success` is not taken for solved.
+    Args:
+        terminated: whether the task itself ended it, at a time limit's very step too; otherwise the limit did.
+        info: of the last step. Without the key `is_success` the task is not taken for solved.
+
+    Returns: `SUCCESS` or `TERMINATED` where the task ended it; `SUCCESS_AT_LIMIT` or `TIME_LIMIT`, which are cut off, where
+        the limit did.
     """
     if info.get("is_success", False):
-        return StopReason.SUCCESS
+        return StopReason.SUCCESS if terminated else StopReason.SUCCESS_AT_LIMIT
     return StopReason.TERMINATED if terminated else StopReason.TIME_LIMIT
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import msgspec
 import numpy as np
+from gymnasium import spaces
 
 from vla_rl.errors import EnvError
 from vla_rl.simulation.open_loop import run_chunk
@@ -36,6 +37,9 @@ class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it offers `get_state` and `set_state`."""
 
     render_mode: str | None
+    render_key: str | None
+    """Key of the picture of the observation that `render` gives too; None where the environment does not say."""
+
     metadata: dict[str, Any]
 
 
@@ -60,6 +64,7 @@ class CheckedEnv:
                 action_space=describe_space(self._env.action_space),
                 has_state=hasattr(self._simulator, "get_state") and hasattr(self._simulator, "set_state"),
                 render_mode=self._env.render_mode,
+                render_key=_render_key_of(self._env),
                 metadata={key: value for key, value in self._env.metadata.items() if _is_plain(value)},
             )
         except Exception as error:
@@ -129,6 +134,7 @@ class CheckedEnv:
             truncated=truncated,
             info=self._valid_info("step", {key: value for key, value in info.items() if key != "frames"}),
             frames=info.get("frames"),
+            frames_key=self.description.render_key,
         )
 
     def render(self) -> Any:
@@ -200,6 +206,15 @@ def _make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
     if ":" not in spec.id:
         importlib.import_module("vla_rl.envs")
     return gymnasium.make(spec.id, disable_env_checker=True, **spec.kwargs)
+
+
+def _render_key_of(env: gymnasium.Env[Any, Any]) -> str | None:
+    """`render_key` of the unwrapped class. Raises: ValueError where the observation has no such key."""
+    key: str | None = getattr(env.unwrapped, "render_key", None)
+    keys = sorted(env.observation_space) if isinstance(env.observation_space, spaces.Dict) else []
+    if key is not None and key not in keys:
+        raise ValueError(f"its render_key is {key!r}, expected a key of its observation, one of {keys}, or none at all")
+    return key
 
 
 def _is_plain(value: Any) -> bool:

@@ -35,7 +35,7 @@ class EnvHandle:
         self.observation_space: spaces.Space[Any] = build_space(description.observation_space)
         self.action_space: spaces.Space[Any] = build_space(description.action_space)
         self.metadata = description.metadata
-        self.render_mode = description.render_mode
+        self.render_mode, self.render_key = description.render_mode, description.render_key
         self.process = simulator.process
         self._simulator, self._worker, self._index = simulator, simulator.worker, simulator.index
         self._layout = ObservationLayout(self.observation_space)
@@ -77,6 +77,7 @@ class EnvHandle:
             truncated=truncated,
             info=info,
             frames=frames,
+            frames_key=self.render_key,
         )
 
     async def render(self) -> Any:

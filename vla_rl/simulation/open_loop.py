@@ -2,7 +2,8 @@
 
 Pictures between the first and the last row are seen by nobody. An environment whose unwrapped class has
 `render_every_step: bool` may leave them out while it is False; it renders anyway where the episode ends. Who wants
-some of them (a video, a reward that looks at whole trajectories) asks for frames, which are what `render` gives.
+some of them (a video, a reward that looks at whole trajectories) asks for frames, which are what `render` gives. Where that
+is a picture of the observation too, the unwrapped class says which one in `render_key: str`.
 """
 
 from typing import Any

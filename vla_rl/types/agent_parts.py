@@ -45,6 +45,7 @@ def _alone(trajectory: Trajectory, decisions: tuple[int, ...]) -> Trajectory:
     if len(decisions) == len(trajectory.steps):
         return trajectory
     steps = tuple(trajectory.steps[number] for number in decisions)
-    decided_last = decisions[-1] == len(trajectory.steps) - 1
-    reason = trajectory.stop_reason if decided_last or trajectory.is_success else StopReason.TERMINATED
+    reason = trajectory.stop_reason
+    if decisions[-1] != len(trajectory.steps) - 1:
+        reason = StopReason.SUCCESS if trajectory.is_success else StopReason.TERMINATED
     return msgspec.structs.replace(trajectory, steps=steps, stop_reason=reason)

@@ -14,9 +14,16 @@ class StopReason(enum.Enum):
     """Why an episode ended. One that was cut off would have gone on: only there a value bootstraps."""
 
     SUCCESS = "success"
+    """The task ended it, solved."""
+
     TERMINATED = "terminated"
+    """The task ended it otherwise."""
+
+    SUCCESS_AT_LIMIT = "success_at_limit"
+    """The environment's own limit ended it, and the task calls what was reached by then a success."""
+
     TIME_LIMIT = "time_limit"
-    """The environment's own limit, of control steps or of turns."""
+    """The environment's own limit, of control steps or of turns, ended it without success."""
 
     TURN_LIMIT = "turn_limit"
     """The agent's limit of turns."""
@@ -26,6 +33,11 @@ class StopReason(enum.Enum):
 
     DEADLINE = "deadline"
     """A stage of the episode took too long."""
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the task was solved, whoever ended the episode."""
+        return self in (StopReason.SUCCESS, StopReason.SUCCESS_AT_LIMIT)
 
     @property
     def is_cut_off(self) -> bool:
@@ -69,6 +81,9 @@ class ChunkOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """uint8 [n, S, S, 3], what the environment renders (LIBERO: its fixed camera) after every k-th control step of the
     episode, for those that fell into this chunk; None where none did or none was asked for."""
 
+    frames_key: str | None = None
+    """Observation key whose picture that is, such as `image`; None where the environment does not say."""
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One decision: what the policy saw, what it answered, and the rewards of the rows that ran."""
@@ -80,6 +95,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     frames: np.ndarray | None = None
     """`ChunkOutcome.frames` of this chunk."""
+
+    frames_key: str | None = None
+    """`ChunkOutcome.frames_key`: which picture of the observation the frames show."""
 
     agent: str = DEFAULT_AGENT
     """Who decided, where several agents share an episode."""
@@ -103,7 +121,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_success(self) -> bool:
         """True where the task was solved."""
-        return self.stop_reason is StopReason.SUCCESS
+        return self.stop_reason.is_success
 
     @property
     def num_env_steps(self) -> int:

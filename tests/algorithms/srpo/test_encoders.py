@@ -80,6 +80,23 @@ def test_the_video_is_what_the_steps_kept_between_the_first_and_the_final_image(
     assert [frame[0, 0, 0] for frame in frames_of(partly, "image")] == [0, 10, 20, 50]
 
 
+@pytest.mark.parametrize(
+    ("frames_key", "shown"),
+    [("image", "show 'image'"), (None, "show what its environment renders, which may be anything")],
+)
+def test_frames_of_another_camera_are_refused(frames_key: str | None, shown: str) -> None:
+    seen = [{"image": np.zeros((2, 2, 3), np.uint8), "wrist_image": np.full((2, 2, 3), 9, np.uint8)}] * 2
+    kept = np.full((1, 2, 2, 3), 5, np.uint8)
+    wrist = EmbeddingConfig(num_frames=3, image_size=1, image_key="wrist_image")
+    message = f"image_key is 'wrist_image', but .* episode 4 kept .* {shown}; .* render_key='wrist_image'"
+    with pytest.raises(ConfigError, match=message):
+        trajectory_embedding(trajectory_of(seen, 4, [kept], frames_key), wrist)
+    ours = trajectory_embedding(trajectory_of(seen, 4, [kept], "wrist_image"), wrist)
+    assert (ours[:, 0] * 255).round().tolist() == [9.0, 5.0, 9.0]
+    without = trajectory_of(seen, 4, [None], frames_key)
+    assert len(frames_of(without, "wrist_image")) == 2
+
+
 def test_every_refusal_names_the_episode() -> None:
     def wide(episode_id: int) -> Trajectory:
         return trajectory_of([{"state": np.zeros(2, np.float32)}], episode_id)

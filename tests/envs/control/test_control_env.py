@@ -6,6 +6,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from vla_rl.envs.control import ControlEnv
+from vla_rl.rollout import stop_reason
+from vla_rl.types import StopReason
 
 
 @pytest.mark.filterwarnings("ignore:.*WARN.*:UserWarning")  # advice on how wide spaces should be
@@ -40,6 +42,45 @@ def test_a_time_limit_truncates_and_a_fall_terminates() -> None:
         if terminated or truncated:
             break
     assert (terminated, truncated, info["is_success"]) == (True, False, False)
+
+
+def end_of(env: ControlEnv, push: float | None = None) -> tuple[bool, bool, StopReason, int]:
+    """How an episode from seed 0 ends: terminated, truncated, the reason, and its length; balanced, or always pushed."""
+    env.reset(seed=0)
+    num_steps = 0
+    while True:
+        action = float(num_steps % 2) if push is None else push
+        _, _, terminated, truncated, info = env.step(np.array([action], np.float32))
+        num_steps += 1
+        if terminated or truncated:
+            return terminated, truncated, stop_reason(terminated, info), num_steps
+
+
+@pytest.mark.parametrize("success_return", [5.0, 3.0])
+def test_a_return_that_succeeds_at_the_time_limit_is_a_success_and_still_cut_off(success_return: float) -> None:
+    end = end_of(ControlEnv("CartPole-v1", step_limit=5, success_return=success_return))
+    assert end == (False, True, StopReason.SUCCESS_AT_LIMIT, 5)  # the pole stands: its value goes on
+    assert end[2].is_success
+    assert end[2].is_cut_off
+
+
+def test_a_return_that_fails_at_the_time_limit_is_cut_off() -> None:
+    end = end_of(ControlEnv("CartPole-v1", step_limit=5, success_return=5.5))
+    assert end == (False, True, StopReason.TIME_LIMIT, 5)
+
+
+@pytest.mark.parametrize(
+    ("success_return", "reason"),
+    [(8.0, StopReason.SUCCESS), (8.5, StopReason.TERMINATED), (None, StopReason.TERMINATED)],
+)
+def test_an_end_of_the_task_at_the_very_step_of_the_limit_is_an_end(
+    success_return: float | None, reason: StopReason
+) -> None:
+    free = end_of(ControlEnv("CartPole-v1", step_limit=100, success_return=success_return), push=1.0)
+    assert free == (True, False, reason, 8)  # it falls at the eighth step
+    limited = end_of(ControlEnv("CartPole-v1", step_limit=8, success_return=success_return), push=1.0)
+    assert (limited[0], limited[2], limited[3]) == (True, reason, 8)
+    assert not limited[2].is_cut_off
 
 
 def test_actions_that_are_neither_a_choice_nor_bounded_are_refused() -> None:

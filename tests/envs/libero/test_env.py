@@ -10,7 +10,9 @@ from gymnasium.utils.env_checker import check_env
 
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
+from vla_rl.simulation.checked import CheckedEnv
 from vla_rl.simulation.open_loop import run_chunk
+from vla_rl.types import EnvSpec
 
 INIT_STATE_ID = 3
 EXPERT_EPISODE = Path(__file__).parent / "support" / "expert_episode.npy"
@@ -96,6 +98,25 @@ def test_frames_of_chunks_are_the_pictures_of_every_kth_step(object_env: LiberoE
     *_, second_info = run_chunk(object_env, rows[3:], frames_every=2, num_steps_before=3)
     np.testing.assert_array_equal(first_info["frames"], [every[2]["image"]])
     np.testing.assert_array_equal(second_info["frames"], [every[4]["image"], every[6]["image"]])
+
+
+def test_frames_are_of_the_camera_that_is_asked_for(assets: str, actions: Path) -> None:
+    env = CheckedEnv(
+        EnvSpec(
+            id="vla_rl/libero-v0",
+            kwargs={"suite": "libero_object", "task_id": 1, "image_size": 96, "render_key": "wrist_image"},
+        )
+    )
+    rows = np.load(actions)[:4]
+    env.reset(seed=None, options={"init_state_id": INIT_STATE_ID})
+    every = [env.step(row)[0]["wrist_image"] for row in rows]
+    env.reset(seed=None, options={"init_state_id": INIT_STATE_ID})
+    outcome = env.step_chunk(rows, frames_every=2)
+    env.close()
+    assert outcome.frames_key == "wrist_image"
+    np.testing.assert_array_equal(outcome.frames, [every[1], every[3]])
+    with pytest.raises(ValueError, match="render_key is 'wrist_image', expected one of 'image'"):
+        LiberoEnv("libero_object", task_id=1, wrist_image=False, render_key="wrist_image")
 
 
 def test_a_chunk_stops_at_its_first_success(object_env: LiberoEnv) -> None:

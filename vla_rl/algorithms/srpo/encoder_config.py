@@ -66,7 +66,8 @@ class EmbeddingConfig(Config, frozen=True, kw_only=True):
     """Height and width that `pixels` averages the image down to; >= 1."""
 
     image_key: str = "image"
-    """Observation key of the uint8 [H, W, 3] image."""
+    """Observation key of the uint8 [H, W, 3] image. Frames that an agent kept between two decisions must be of it too:
+    in LIBERO they are of the environment's `render_key`."""
 
     state_key: str = "state"
     """Observation key of the [D] vector for `state`."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vla_rl.errors import ConfigError
 from vla_rl.types import Trajectory
 
 
@@ -32,10 +33,16 @@ def frames_of(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8]]
 
     A kept video begins with the first observation's image, which no step has run before, and ends with the final one's.
 
-    Returns: uint8 [H, W, 3] each, at least one, all of one size. Raises: ValueError naming the `episode_id` otherwise.
+    Returns: uint8 [H, W, 3] each, at least one, all of one size. Raises: ValueError naming the `episode_id` otherwise;
+        ConfigError where the frames that were kept are not known to be of `image_key`.
     """
     images = observed(trajectory, image_key)
-    kept = [frame for step in trajectory.steps if step.frames is not None for frame in step.frames]
+    kept = []
+    for step in trajectory.steps:
+        if step.frames is not None:
+            if step.frames_key != image_key:
+                raise _of_another_camera(trajectory, step.frames_key, image_key)
+            kept += list(step.frames)
     frames = [images[0], *kept, images[-1]] if kept else images
     for frame in frames:
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or frame.size == 0:
@@ -74,6 +81,18 @@ def stacked(trajectories: Sequence[Trajectory], embeddings: Sequence[NDArray[np.
         if not np.isfinite(embedding).all():
             raise cannot_embed(trajectory, "its embedding is not finite")
     return np.stack(embeddings) if embeddings else np.empty((0, 0, 0), dtype=np.float32)
+
+
+def _of_another_camera(trajectory: Trajectory, frames_key: str | None, image_key: str) -> ConfigError:
+    shown = (
+        f"the frames that episode {trajectory.episode.episode_id} kept between its decisions show "
+        f"{'what its environment renders, which may be anything' if frames_key is None else repr(frames_key)}"
+    )
+    return ConfigError(
+        f"EmbeddingConfig.image_key is {image_key!r}, but {shown}; expected one camera in a video. Make the environment "
+        f"with render_key={image_key!r}, which LIBERO's takes and one of your own has as an attribute, or let the agent "
+        "keep no frames (frames_every=None)."
+    )
 
 
 def cannot_embed(trajectory: Trajectory, why: str) -> ValueError:

@@ -26,7 +26,8 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
         env_id: gymnasium id of the inner environment.
         step_limit: control steps after which an episode is truncated; None for the inner environment's own limit.
         reward_scale: what rewards are multiplied with, so that returns are of order one.
-        success_return: return that counts as success, at the end of the episode; None for never.
+        success_return: return that counts as success, at the end of the episode; None for never. At a time limit such a
+            success is truncated all the same: the inner environment would have gone on.
     """
 
     def __init__(

@@ -60,6 +60,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         scene_seed: fixes where fixtures stand, which LIBERO's initial states leave open.
         wrist_image: False leaves the camera in the hand out, for policies that do not look at it.
         render_mode: "rgb_array" or None; pictures are in the observation either way.
+        render_key: which picture of the observation `render` gives, and so the frames of a chunk.
         physics: "exact" computes robosuite's bits, "fast" the same up to rounding in half the time.
         quality: "exact" draws robosuite's pixels, "fast" without multisampling and with a plainer robot.
 
@@ -80,6 +81,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         scene_seed: int = 0,
         wrist_image: bool = True,
         render_mode: str | None = "rgb_array",
+        render_key: str = "image",
         physics: Physics = "exact",
         quality: Quality = "exact",
     ) -> None:
@@ -100,6 +102,10 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         self._image_size, self._num_settle_steps = image_size, num_settle_steps
         self._init_states = read_init_states(self.task.init_states_file)
         self._pictures = tuple(name for name in CAMERAS if wrist_image or name != "wrist_image")
+        _refuse_other("render_key", render_key, self._pictures)
+        self.render_key = render_key
+        """Key of the picture that `render` gives."""
+
         choose_graphics()  # first, so that a machine that cannot draw says so at once
         found = find_assets(assets)
         self._scene_key = SceneKey(self.task, found.path, scene_seed)
@@ -181,14 +187,14 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._observation(), float(is_success), is_success, truncated, self._info()
 
     def render(self) -> np.ndarray | None:
-        """The picture of the fixed camera as of the last step, uint8 [S, S, 3]; None without a render mode."""
+        """The picture `render_key` as of the last step, uint8 [S, S, 3]; None without a render mode."""
         if self.render_mode is None:
             return None
         if not self._images:
             raise RuntimeError("render was called where no episode has begun; call reset first.")
         if self._images_are_new:
-            return self._images[0].copy()
-        return self._cameras.draw(self.scene.sample.drawn, (CAMERAS["image"],))[0]
+            return self._images[self._pictures.index(self.render_key)].copy()
+        return self._cameras.draw(self.scene.sample.drawn, (CAMERAS[self.render_key],))[0]
 
     def get_state(self) -> dict[str, Any]:
         """The whole state of the environment as plain values: going on from it elsewhere gives the same bits."""

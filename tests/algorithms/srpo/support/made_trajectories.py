@@ -8,9 +8,12 @@ from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Tr
 
 
 def trajectory_of(
-    observations: list[dict[str, Any]], episode_id: int = 0, frames: list[np.ndarray | None] | None = None
+    observations: list[dict[str, Any]],
+    episode_id: int = 0,
+    frames: list[np.ndarray | None] | None = None,
+    frames_key: str | None = "image",
 ) -> Trajectory:
-    """`frames`: for each decision the frames that its step kept, uint8 [n, S, S, 3], or None."""
+    """`frames`: for each decision the frames of `frames_key` that its step kept, uint8 [n, S, S, 3], or None."""
     chunk = ActionChunk(
         actions=np.zeros((1, 1), np.float32),
         tokens=np.zeros(1, np.int64),
@@ -19,7 +22,7 @@ def trajectory_of(
     )
     kept = frames or [None] * (len(observations) - 1)
     steps = tuple(
-        Step(observation=seen, chunk=chunk, rewards=np.zeros(1, np.float32), frames=of_step)
+        Step(observation=seen, chunk=chunk, rewards=np.zeros(1, np.float32), frames=of_step, frames_key=frames_key)
         for seen, of_step in zip(observations[:-1], kept, strict=True)
     )
     spec = EpisodeSpec(
