@@ -1,6 +1,7 @@
 """Published LeRobotDatasets are read as they are; what is wrong with one is named with its file, row and episode."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from made_datasets import FEATURES, TASKS, change_rows, columns_of, frames, published
 
 from vla_rl.data import read_lerobot
+from vla_rl.data.lerobot.frames import encode_png
 from vla_rl.errors import DataError
 from vla_rl.observe.mp4 import encode_mp4
 
@@ -92,6 +94,43 @@ def test_frames_of_videos_are_cut_out_of_one_file_for_several_episodes(tmp_path:
     path.write_bytes(path.read_bytes()[:600])
     with pytest.raises(DataError, match=r"file-000\.mp4: 0 frames of 32x32 from 0\.300 s on, expected 4"):
         read_lerobot(tmp_path)[1].frames["image"](0)
+
+
+def test_every_camera_and_every_vector_of_numbers_is_read_and_the_rest_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = {
+        "observation.images.head": FEATURES["observation.images.image"],
+        "observation.force": {"dtype": "float64", "shape": [3], "names": None},
+        "observation.buttons": {"dtype": "bool", "shape": [2], "names": None},
+        "observation.depth": {"dtype": "float32", "shape": [2, 2], "names": None},
+        "observation.words": {"dtype": "string", "shape": [1], "names": None},
+    }
+    seen = frames(200, 7)
+
+    def add(rows: list[dict[str, Any]]) -> None:
+        for number, row in enumerate(rows):
+            row["observation.images.head"] = {"bytes": encode_png(seen[number]), "path": None}
+            row |= {"observation.force": [float(number)] * 3, "observation.buttons": [number % 2 == 0, True]}
+            row |= {"observation.depth": [[0.0, 1.0], [2.0, 3.0]], "observation.words": "well"}
+
+    change_rows(published(tmp_path, features={**FEATURES, **more}), add)
+    with caplog.at_level(logging.WARNING):
+        _, second = read_lerobot(tmp_path)
+    observation = second.observation(1)  # row 4 of all
+    assert np.array_equal(observation["head"], seen[4])
+    assert observation["force"].tolist() == [4.0, 4.0, 4.0]
+    assert observation["buttons"].tolist() == [1.0, 1.0]
+    assert {value.dtype for value in second.vectors.values()} == {np.dtype(np.float32)}
+    assert set(observation) == {"image", "wrist_image", "head", "state", "force", "buttons", "instruction"}
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "left out are depth, words" in line
+
+
+def test_an_image_that_is_no_picture_is_refused(tmp_path: Path) -> None:
+    published(tmp_path)
+    with pytest.raises(DataError, match=r"'observation\.state' is of dtype 'float32', expected image or video"):
+        read_lerobot(tmp_path, fields={"image": "observation.state"})
 
 
 SINGLE = {

@@ -37,6 +37,17 @@ def test_episodes_come_back_bit_for_bit(tmp_path: Path) -> None:
         assert_same(read, written)
 
 
+def test_cameras_of_any_name_come_back(tmp_path: Path) -> None:
+    written = made_episode("a", 3)
+    more = RecordedEpisode(
+        **{field: getattr(written, field) for field in written.__struct_fields__ if field != "frames"},
+        frames={**written.frames, "head": made_episode("b", 3, seed=9).frames["image"]},
+    )
+    LeRobotWriter(tmp_path).add(more)
+    (read,) = read_lerobot(tmp_path)
+    assert_same(read, more)
+
+
 def narrow_episode(name: str, seed: int = 0) -> RecordedEpisode:
     """A single number to see and a single one to do."""
     rng = np.random.default_rng(seed)

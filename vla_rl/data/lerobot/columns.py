@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from vla_rl.data.episode import RecordedEpisode
 from vla_rl.data.lerobot.frames import encode_png
-from vla_rl.data.lerobot.layout import DONE, KNOWN_FIELDS, REWARD, SUCCESS, Feature
+from vla_rl.data.lerobot.layout import CAMERAS, DONE, KNOWN_FIELDS, OBSERVED, REWARD, SUCCESS, Feature
 
 _NUMBERS = {"float32": pa.float32(), "int64": pa.int64(), "bool": pa.bool_()}
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -20,7 +20,12 @@ _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 def feature_name(key: str) -> str:
     """What an observation key is called in the data set."""
-    return KNOWN_FIELDS[key][0] if key in KNOWN_FIELDS else f"observation.{key}"
+    return KNOWN_FIELDS[key][0] if key in KNOWN_FIELDS else f"{OBSERVED}{key}"
+
+
+def picture_name(key: str) -> str:
+    """What a camera is called in the data set."""
+    return KNOWN_FIELDS[key][0] if key in KNOWN_FIELDS else f"{CAMERAS}{key}"
 
 
 def features_of(episode: RecordedEpisode) -> dict[str, Feature]:
@@ -28,8 +33,7 @@ def features_of(episode: RecordedEpisode) -> dict[str, Feature]:
     features = {}
     for key, read in episode.frames.items():
         shape = read(0).shape
-        name = feature_name(key) if key in KNOWN_FIELDS else f"observation.images.{key}"
-        features[name] = Feature(dtype="image", shape=shape, names=["height", "width", "channel"])
+        features[picture_name(key)] = Feature(dtype="image", shape=shape, names=["height", "width", "channel"])
     for key, values in episode.vectors.items():
         features[feature_name(key)] = Feature(dtype="float32", shape=values.shape[1:], names=[key])
     features["action"] = Feature(dtype="float32", shape=episode.actions.shape[1:], names=["action"])
@@ -68,10 +72,7 @@ def table_of(
         SUCCESS: is_last & bool(episode.is_success),
         **{feature_name(key): rows for key, rows in episode.vectors.items()},
     }
-    frames = {
-        feature_name(key) if key in KNOWN_FIELDS else f"observation.images.{key}": read
-        for key, read in episode.frames.items()
-    }
+    frames = {picture_name(key): read for key, read in episode.frames.items()}
     arrays = []
     for name, feature in features.items():
         if feature.dtype == "image":

@@ -50,6 +50,16 @@ class Feature(msgspec.Struct, kw_only=True, omit_defaults=True):
     shape: tuple[int, ...]
     names: Any = None
 
+    @property
+    def is_picture(self) -> bool:
+        """Whether its frames are pictures."""
+        return self.dtype in ("image", "video")
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether its frames are vectors of numbers."""
+        return len(self.shape) == 1 and self.dtype.startswith(("float", "int", "uint", "bool"))
+
 
 class Info(msgspec.Struct, kw_only=True):
     """`meta/info.json`, as far as it is needed."""
@@ -86,6 +96,15 @@ def read_info(root: Path) -> Info:
     if not info.codebase_version.startswith(("v3.", "v2.")):
         raise DataError(f"{path}: codebase_version is {info.codebase_version!r}, expected v3.0 or v2.1.")
     return info
+
+
+OBSERVED: Final = "observation."
+CAMERAS: Final = "observation.images."
+
+
+def key_of(feature: str) -> str:
+    """What a feature of the observation without a name of its own is called here."""
+    return feature.removeprefix(CAMERAS).removeprefix(OBSERVED)
 
 
 def feature_of(info: Info, root: Path, key: str, fields: Mapping[str, str]) -> str | None:

@@ -1,8 +1,10 @@
 """Reading a LeRobotDataset, v3.0 or v2.1: numbers at once, frames when they are asked for.
 
-The rows of the data files are what counts; `meta/episodes` is needed for videos and for what episodes are about.
+The rows of the data files are what counts; `meta/episodes` is needed for videos and for what episodes are about. Of the
+observation all pictures and all vectors of numbers are read, as float32 these.
 """
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from vla_rl.data.lerobot.layout import (
     EPISODES_FOLDER,
     INFO_FILE,
     KNOWN_FIELDS,
+    OBSERVED,
     OURS,
     REWARD,
     SUCCESS,
@@ -24,10 +27,13 @@ from vla_rl.data.lerobot.layout import (
     TASKS_FILE_V2,
     Info,
     feature_of,
+    key_of,
     read_info,
 )
 from vla_rl.data.lerobot.tables import DataFile, read_rows
 from vla_rl.errors import DataError
+
+_log = logging.getLogger(__name__)
 
 
 def read_lerobot(root: Path, *, fields: Mapping[str, str] | None = None) -> list[RecordedEpisode]:
@@ -55,6 +61,22 @@ class _Reader:
             raise self._missing("action")
         if self._features["image"] is None:
             raise self._missing("image")
+        others = {
+            key_of(name): name
+            for name in self._info.features
+            if name.startswith(OBSERVED) and name not in self._features.values() and key_of(name) not in KNOWN_FIELDS
+        }
+        described = self._info.features
+        self._vectors = {key: name for key, name in others.items() if described[name].is_vector}
+        pictures = {key: name for key, name in others.items() if described[name].is_picture}
+        known = {key: name for key, name in self._features.items() if name is not None}
+        if not described[known["image"]].is_picture:
+            kind = described[known["image"]].dtype
+            raise DataError(f"{root / INFO_FILE}: {known['image']!r} is of dtype {kind!r}, expected image or video")
+        self._pictures = {key: name for key, name in known.items() if described[name].is_picture} | pictures
+        left_out = sorted(set(others) - set(self._vectors) - set(pictures))
+        if left_out:
+            _log.warning("%s: left out are %s; read are pictures and vectors of numbers", root, ", ".join(left_out))
         self._tasks = _read_tasks(root, self._info)
         self._about = _read_episodes(root, self._info)
         self._images, self._videos = ImageColumns(root), Videos()
@@ -96,11 +118,8 @@ class _Reader:
             feature = self._features[key]
             if feature is not None:
                 columns[key] = file.numbers(feature, self._info.features[feature].shape[0])
-        for feature, description in self._info.features.items():
-            key = feature.removeprefix("observation.")
-            is_vector = feature.startswith("observation.") and description.dtype == "float32"
-            if is_vector and feature not in self._features.values():
-                columns[key] = file.numbers(feature, description.shape[0])
+        for key, feature in self._vectors.items():
+            columns[key] = file.numbers(feature, self._info.features[feature].shape[0])
         for feature in (REWARD, SUCCESS):
             if feature in self._info.features:
                 columns[feature] = file.numbers(feature, 1)[:, 0]
@@ -121,9 +140,7 @@ class _Reader:
             actions=rows.pop("action"),
             vectors=rows,
             frames={
-                key: self._frames(key, feature, file, begin, end, about)
-                for key, feature in self._features.items()
-                if feature is not None and self._info.features[feature].dtype in ("image", "video")
+                key: self._frames(key, feature, file, begin, end, about) for key, feature in self._pictures.items()
             },
             rewards=rewards,
             is_success=None if success is None else bool(success[-1]),
