@@ -1,6 +1,6 @@
 """A small call to an actor in a child process and back (7 floats in, 9 floats out), against raw ZeroMQ and Ray.
 
-`python -m benchmarks.actor_calls [--rounds 5] [--without-ray]`; the last line is JSON:
+`python -m benchmarks.actor_calls [--rounds 25] [--without-ray]`; the last line is JSON:
 
     latency_vs_zmq, latency_vs_ray   our median time of one call at a time, over theirs
     rate64_vs_zmq, rate64_vs_ray     our calls per second with 64 in flight, over theirs
@@ -9,7 +9,8 @@
     latency_vs_uvloop_floor          ours over that: what types, deadlines, cancellation and liveness cost
 
 Raw ZeroMQ is a pair of blocking DEALER sockets over ipc in two processes that send the same bytes without meaning; ours
-carries types, deadlines, cancellation and liveness. All take turns, round after round.
+carries types, deadlines, cancellation and liveness. All take turns, round after round; a ratio is the median of the rounds'
+ratios.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import psutil
 import uvloop
 import zmq
 
-from benchmarks.interleaved import measure_in_turn, print_json_line, print_table
+from benchmarks.interleaved import Samples, medians_of, print_json_line, print_table, ratio_of, sample_in_turn
 from vla_rl.actors import Actor, ChildProcess, Runtime
 
 IN_FLIGHT = 64
@@ -73,11 +74,11 @@ class Ours:
         self._runner.run(self._wait_closed())
         self._runner.close()
 
-    def latency_us(self, calls: int = 3000) -> float:
+    def latency_us(self, calls: int = 600) -> float:
         """Median of one call at a time."""
         return self._runner.run(self._one_at_a_time(calls))
 
-    def rate(self, calls: int = 40_000) -> float:
+    def rate(self, calls: int = 8_000) -> float:
         """Calls per second with 64 in flight."""
         cpu, began = self._clock.read_s(), time.perf_counter()
         self._runner.run(self._in_flight(calls))
@@ -149,7 +150,7 @@ class RawZeroMQ:
         self._context.term()
         self._folder.cleanup()
 
-    def latency_us(self, calls: int = 3000) -> float:
+    def latency_us(self, calls: int = 600) -> float:
         """Median of one call at a time."""
         socket, message, times = self.socket, b"x" * 56, []
         for _ in range(calls):
@@ -159,7 +160,7 @@ class RawZeroMQ:
             times.append(time.perf_counter() - began)
         return statistics.median(times) * 1e6
 
-    def rate(self, calls: int = 100_000) -> float:
+    def rate(self, calls: int = 20_000) -> float:
         """Calls per second with 64 in flight."""
         socket, message = self.socket, b"x" * 56
         cpu, began = self._clock.read_s(), time.perf_counter()
@@ -193,7 +194,7 @@ class BareUvloop:
         self._runner.close()
         self._raw.__exit__(*error)
 
-    def latency_us(self, calls: int = 3000) -> float:
+    def latency_us(self, calls: int = 600) -> float:
         """Median of one message at a time."""
         return self._runner.run(self._one_at_a_time(calls))
 
@@ -245,11 +246,11 @@ class Ray:
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
 
-    def latency_us(self, calls: int = 300) -> float:
+    def latency_us(self, calls: int = 60) -> float:
         """Median of one call at a time."""
         return asyncio.run(self._one_at_a_time(calls))
 
-    def rate(self, calls: int = 64 * 40) -> float:
+    def rate(self, calls: int = 64 * 8) -> float:
         """Calls per second with 64 in flight."""
         return asyncio.run(self._in_flight(calls))
 
@@ -279,7 +280,7 @@ class _RayStepper:
 def main() -> None:
     """Measure all in turn, print a table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--without-ray", action="store_true", help="leave out the slow peer")
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -292,7 +293,7 @@ def main() -> None:
         _report(_measure(ours, raw, bare, ray, options.rounds), ours, raw)
 
 
-def _measure(ours: Ours, raw: RawZeroMQ, bare: BareUvloop, ray: Ray | None, rounds: int) -> dict[str, float]:
+def _measure(ours: Ours, raw: RawZeroMQ, bare: BareUvloop, ray: Ray | None, rounds: int) -> Samples:
     ways: dict[str, Callable[[], float]] = {
         "zmq latency us": raw.latency_us,
         "uvloop floor latency us": bare.latency_us,
@@ -302,22 +303,23 @@ def _measure(ours: Ours, raw: RawZeroMQ, bare: BareUvloop, ray: Ray | None, roun
     }
     if ray is not None:
         ways |= {"ray latency us": ray.latency_us, "ray rate64": ray.rate}
-    return measure_in_turn(ways, rounds)
+    return sample_in_turn(ways, rounds)
 
 
-def _report(medians: dict[str, float], ours: Ours, raw: RawZeroMQ) -> None:
+def _report(samples: Samples, ours: Ours, raw: RawZeroMQ) -> None:
     our_cpu, zmq_cpu = statistics.median(ours.cpu_us), statistics.median(raw.cpu_us)
     figures = {
-        "latency_vs_zmq": medians["our latency us"] / medians["zmq latency us"],
-        "rate64_vs_zmq": medians["our rate64"] / medians["zmq rate64"],
+        "latency_vs_zmq": ratio_of(samples, "our latency us", "zmq latency us"),
+        "rate64_vs_zmq": ratio_of(samples, "our rate64", "zmq rate64"),
         "cpu64_vs_zmq": our_cpu / zmq_cpu,
-        "uvloop_floor_vs_zmq": medians["uvloop floor latency us"] / medians["zmq latency us"],
-        "latency_vs_uvloop_floor": medians["our latency us"] / medians["uvloop floor latency us"],
+        "uvloop_floor_vs_zmq": ratio_of(samples, "uvloop floor latency us", "zmq latency us"),
+        "latency_vs_uvloop_floor": ratio_of(samples, "our latency us", "uvloop floor latency us"),
     }
-    if "ray latency us" in medians:
-        figures["latency_vs_ray"] = medians["our latency us"] / medians["ray latency us"]
-        figures["rate64_vs_ray"] = medians["our rate64"] / medians["ray rate64"]
-    print_table("calls to an actor", {**medians, "our cpu us": our_cpu, "zmq cpu us": zmq_cpu, **figures})
+    if "ray latency us" in samples:
+        figures["latency_vs_ray"] = ratio_of(samples, "our latency us", "ray latency us")
+        figures["rate64_vs_ray"] = ratio_of(samples, "our rate64", "ray rate64")
+    rows = {**medians_of(samples), "our cpu us": our_cpu, "zmq cpu us": zmq_cpu, **figures}
+    print_table("calls to an actor", rows)
     print_json_line(figures)
 
 

@@ -3,20 +3,39 @@
 import json
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 
+Samples: TypeAlias = Mapping[str, Sequence[float]]
+"""Each way's figure of every round."""
 
-def measure_in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Run every way once a round, in order, and give each way's median figure."""
+
+def sample_in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> Samples:
+    """Run every way once a round, in order."""
     samples: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(1, rounds + 1):
         for name, run in ways.items():
             samples[name].append(run())
             print(f"round {number}/{rounds}: {name}: {samples[name][-1]:,.6g}", file=sys.stderr, flush=True)
+    return samples
+
+
+def medians_of(samples: Samples) -> dict[str, float]:
+    """Each way's median figure."""
     return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def ratio_of(samples: Samples, way: str, other: str) -> float:
+    """The median of the rounds' ratios: a machine that slows down for seconds slows both ways of a round."""
+    return statistics.median(one / two for one, two in zip(samples[way], samples[other], strict=True))
+
+
+def measure_in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """Run every way once a round, in order, and give each way's median figure."""
+    return medians_of(sample_in_turn(ways, rounds))
 
 
 def print_table(title: str, rows: Mapping[str, object]) -> None:
