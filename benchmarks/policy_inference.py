@@ -74,9 +74,8 @@ def main() -> None:
         "plain_per_s": lambda: plain(other, observations, options.seconds),
     }
     if device.type == "cuda":
-        by_kernels = policy.copy()
         ways["ours_without_graphs_per_s"] = lambda: uvloop.run(
-            ours(by_kernels, observations, options.seconds, cuda_graphs=False)
+            ours(policy, observations, options.seconds, cuda_graphs=False)
         )
     rates = measure_in_turn(ways, options.rounds)
     figures = {"decisions_speedup": rates["ours_per_s"] / rates["plain_per_s"], **rates}

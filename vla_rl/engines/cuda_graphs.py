@@ -1,20 +1,19 @@
 """Acting as CUDA graphs: a call's kernels are recorded once for each shape, and launched together from then on.
 
-    rows ─► filled up to a power of two ─┬─ a known shape ─► copied to the recording's place ─► replay ─► the rows asked for
-                                         └─ a new one ─► run for warm-up, record
+    rows ─► filled up ─┬─ a known shape ─► copied to the recording's place ─► replay ─► the rows asked for
+                       └─ a new one ─► run for warm-up, record
 
 Launching the thousands of kernels of a large network one by one takes longer than a GPU needs for a few rows. A recording
 reads the weights where they lie, so updates in place are seen; weights that were moved void it.
 """
 
-import logging
 from collections.abc import Callable
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-_log = logging.getLogger(__name__)
+from vla_rl.errors import ConfigError
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Compute: TypeAlias = Callable[..., Tensors]
@@ -30,8 +29,11 @@ WARM_UPS: Final = 3
 class ReplayedModel(Protocol):
     """A model that can act by recordings."""
 
-    def replay_acting(self) -> None:
-        """From now on acting without a gradient is recorded and replayed. For a network on a GPU."""
+    def replay_acting(self, is_wanted: bool) -> None:
+        """Whether acting without a gradient is recorded and replayed from now on; if not, recordings are given up.
+
+        For a network on a GPU.
+        """
         ...
 
 
@@ -45,17 +47,28 @@ class Recording(Protocol):
     inputs: Tensors
 
     def replay(self) -> Tensors:
-        """The results, in place of those of the last replay."""
+        """The results, in place of those of the last replay of whatever shares its memory."""
         ...
 
 
 Record: TypeAlias = Callable[[Compute, Tensors], Recording]
 
 
-class CudaRecording:
-    """A call on the current CUDA device. Raises: RuntimeError where it cannot be recorded, as it waits for the device."""
+class CudaRecorder:
+    """Records calls on the current CUDA device. They share the memory that they compute with: one is replayed at a time."""
 
-    def __init__(self, compute: Compute, inputs: Tensors) -> None:
+    def __init__(self) -> None:
+        self._pool: Any = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Compute, inputs: Tensors) -> "CudaRecording":
+        """Raises: ConfigError where the call cannot be recorded, as it waits for the device."""
+        return CudaRecording(compute, inputs, self._pool)
+
+
+class CudaRecording:
+    """A call as a CUDA graph. See `Recording`; made by `CudaRecorder`."""
+
+    def __init__(self, compute: Compute, inputs: Tensors, pool: Any) -> None:
         self.inputs = inputs
         warm_up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm_up.wait_stream(torch.cuda.current_stream())
@@ -64,9 +77,15 @@ class CudaRecording:
                 compute(*inputs)
         torch.cuda.current_stream().wait_stream(warm_up)
         self._graph = torch.cuda.CUDAGraph()
-        # the host thread prepares the next batch on the same device meanwhile
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._results = compute(*inputs)
+        try:
+            # the host thread prepares the next batch on the same device meanwhile
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                self._results = compute(*inputs)
+        except RuntimeError as error:  # the stream and the allocator are left half way: no going on from here
+            raise ConfigError(
+                f"EngineConfig.cuda_graphs is True, but acting cannot be recorded as a CUDA graph ({error}); set it to "
+                "False (--engine.no-cuda-graphs)"
+            ) from error
 
     def replay(self) -> Tensors:
         """The results, in place of those of the last replay."""
@@ -75,59 +94,58 @@ class CudaRecording:
 
 
 class ReplayedCall:
-    """`compute`, recorded once for each shape and replayed. Used by one thread at a time.
-
-    A call that cannot be recorded is computed kernel by kernel from then on, which one line of the log says.
+    """A call that is recorded once for each shape and replayed. Used by one thread at a time.
 
     Args:
-        compute: reads the parameters of `network` and nothing else that changes, but its arguments.
-        network: whose parameters may change in place.
+        network: whose parameters it reads; they may change in place, and nothing else that it reads may.
         record: makes a recording.
     """
 
-    def __init__(self, compute: Compute, network: nn.Module, record: Record = CudaRecording) -> None:
-        self._compute, self._network, self._record = compute, network, record
+    def __init__(self, network: nn.Module, record: Record) -> None:
+        self._record = record
+        self._parameters = [
+            (module._parameters, name)
+            for module in network.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
         self._recordings: dict[tuple[object, ...], Recording] = {}
-        self._weights_at: tuple[int, ...] = ()
-        self._is_recordable = True
+        self._weights_at: list[int] = []
 
     @property
     def num_recordings(self) -> int:
         """Shapes that are recorded now."""
         return len(self._recordings)
 
-    def __call__(self, *inputs: Tensor) -> Tensors:
-        """The results for inputs [B, ...], in tensors of their own."""
+    def __call__(self, compute: Compute, *inputs: Tensor) -> Tensors:
+        """What `compute`, the same each time, makes of inputs [B, ...], in tensors of their own."""
         with torch.inference_mode():
-            recording = self._recording_for(inputs) if self._is_recordable else None
-            if recording is None:
-                return self._compute(*inputs)
+            recording = self._recording_for(compute, inputs)
             num_rows = len(inputs[0])
             for place, rows in zip(recording.inputs, inputs, strict=True):
                 _fill(place, rows)
             return tuple(result[:num_rows].clone() for result in recording.replay())
 
-    def _recording_for(self, inputs: Tensors) -> Recording | None:
-        """The recording of such inputs, made where there is none; None where it cannot be made."""
-        weights_at = tuple(parameter.data_ptr() for parameter in self._network.parameters())
+    def _recording_for(self, compute: Compute, inputs: Tensors) -> Recording:
+        """The recording of such inputs, made where there is none."""
+        weights_at = [parameters[name].data_ptr() for parameters, name in self._parameters]  # type: ignore[union-attr]
         if weights_at != self._weights_at:
             self._recordings.clear()
             self._weights_at = weights_at
-        num_rows = 1 << (len(inputs[0]) - 1).bit_length()
+        num_rows = filled_up(len(inputs[0]))
         shapes = (num_rows, *((rows.shape[1:], rows.dtype) for rows in inputs))
         recording = self._recordings.pop(shapes, None)
         if recording is None:
             if len(self._recordings) == MOST_RECORDINGS:
                 del self._recordings[next(iter(self._recordings))]
-            try:
-                recording = self._record(self._compute, tuple(_filled(rows, num_rows) for rows in inputs))
-            except RuntimeError as error:
-                self._is_recordable = False
-                self._recordings.clear()
-                _log.warning("acting is not replayed, but computed kernel by kernel: %s", error)
-                return None
+            recording = self._record(compute, tuple(_filled(rows, num_rows) for rows in inputs))
         self._recordings[shapes] = recording
         return recording
+
+
+def filled_up(num_rows: int) -> int:
+    """Rows that so many are computed as: 1, 2, 4, and then multiples of 4. Few shapes exist, and few rows are idle."""
+    return 1 << (num_rows - 1).bit_length() if num_rows <= 4 else -(-num_rows // 4) * 4
 
 
 def _filled(rows: Tensor, num_rows: int) -> Tensor:

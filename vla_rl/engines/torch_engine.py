@@ -80,11 +80,13 @@ class TorchEngine:
     ) -> None:
         self._network, self._weight_version = model.network, weight_version
         self._answering: _Decisions | Conversations
+        self._replayed: ReplayedModel | None = None
         if isinstance(model, LanguageModel):
             self._answering = Conversations(model, lane, config, lambda: self._weight_version)
         else:
-            if config.cuda_graphs and isinstance(model, ReplayedModel) and _is_on_gpu(model.network):
-                model.replay_acting()
+            self._replayed = model if isinstance(model, ReplayedModel) and _is_on_gpu(model.network) else None
+            if self._replayed is not None:
+                self._replayed.replay_acting(config.cuda_graphs)
             self._answering = _Decisions(model, lane, config, lambda: self._weight_version)
 
     async def __aenter__(self) -> Self:
@@ -95,6 +97,8 @@ class TorchEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self._answering.__aexit__(kind, error, traceback)
+        if self._replayed is not None:
+            self._replayed.replay_acting(False)  # recordings hold memory of the GPU
 
     @property
     def weight_version(self) -> int:

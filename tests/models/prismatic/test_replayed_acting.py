@@ -1,7 +1,9 @@
 """Acting by recordings: the same decisions, few shapes, and a call that a CUDA graph can hold."""
 
-import logging
+import gc
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -11,7 +13,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vla_rl.engines.cuda_graphs import MOST_RECORDINGS, Compute, ReplayedCall, ReplayedModel, Tensors
+from vla_rl.engines.cuda_graphs import (
+    MOST_RECORDINGS,
+    Compute,
+    CudaRecorder,
+    ReplayedCall,
+    ReplayedModel,
+    Tensors,
+    filled_up,
+)
+from vla_rl.errors import ConfigError
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, OpenVlaOftConfig
 from vla_rl.models.prismatic.config import LoraConfig
@@ -54,6 +65,11 @@ class Rerun:
         return self._results
 
 
+def is_diffusion(policy: Policy) -> bool:
+    """Then pictures are one call and each denoising step another."""
+    return getattr(policy.config, "head", "tokens") == "diffusion"
+
+
 def act(policy: Policy, observations: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     samplings = [Sampling(temperature=1.3, seed=seed, greedy=seed == 1) for seed in range(len(observations))]
     with torch.inference_mode():
@@ -64,31 +80,33 @@ def test_decisions_are_the_same_for_any_number_of_rows(any_policy: Policy, make_
     observations = [make_observation(seed) for seed in range(5)]
     expected = [act(any_policy, observations[:rows]) for rows in (1, 2, 3, 5)]
     recordings = Recordings()
-    any_policy.replay_acting(recordings)
+    any_policy.replay_acting(True, recordings)
     found = [act(any_policy, observations[:rows]) for rows in (1, 2, 3, 5)]
     for (tokens, log_probs), (wanted, wanted_log_probs) in zip(found, expected, strict=True):
         assert tokens.shape == wanted.shape
         torch.testing.assert_close(tokens, wanted, atol=1e-4, rtol=0.0)
         torch.testing.assert_close(log_probs, wanted_log_probs, atol=1e-4, rtol=0.0)
     assert set(recordings.rows) == {1, 2, 4, 8}
+    any_policy.replay_acting(False)
+    assert torch.equal(act(any_policy, observations[:1])[0], expected[0][0])
+    assert len(recordings.rows) == (8 if is_diffusion(any_policy) else 4)
 
 
 def test_prompts_of_like_length_share_a_recording(any_policy: Policy, make_observation: MakeObservation) -> None:
     short, longer = make_observation(0, "stop"), make_observation(1, "turn on the stove and put the pot on it")
     expected = [act(any_policy, rows) for rows in ([short], [longer], [short, longer])]
     recordings = Recordings()
-    any_policy.replay_acting(recordings)
+    any_policy.replay_acting(True, recordings)
     for _ in range(2):
         found = [act(any_policy, rows) for rows in ([short], [longer], [short, longer])]
     for (tokens, _), (wanted, _) in zip(found, expected, strict=True):
         torch.testing.assert_close(tokens, wanted, atol=1e-4, rtol=0.0)
-    num_calls = 2 if getattr(any_policy.config, "head", "tokens") == "diffusion" else 1
-    assert len(recordings.rows) <= 3 * num_calls
+    assert len(recordings.rows) <= (6 if is_diffusion(any_policy) else 3)
 
 
 def test_an_answer_is_not_overwritten_by_the_next(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
     replaying = policy.copy()
-    replaying.replay_acting(Recordings())
+    replaying.replay_acting(True, Recordings())
     first = act(replaying, [make_observation(0)])
     kept = [tensor.clone() for tensor in first]
     act(replaying, [make_observation(1)])
@@ -97,7 +115,7 @@ def test_an_answer_is_not_overwritten_by_the_next(policy: OpenVlaOft, make_obser
 
 def test_learning_is_never_replayed(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
     replaying, recordings = policy.copy(), Recordings()
-    replaying.replay_acting(recordings)
+    replaying.replay_acting(True, recordings)
     batch = replaying.prepare([make_observation(0)])
     tokens, _ = replaying.sample(batch, [Sampling(seed=0)])  # with gradients: they are the caller's to switch off
     log_probs, _ = replaying.log_probs(batch, tokens, torch.ones(1))
@@ -107,7 +125,7 @@ def test_learning_is_never_replayed(policy: OpenVlaOft, make_observation: MakeOb
 
 def test_a_copy_replays_its_own_weights(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
     first, recordings = policy.copy(), Recordings()
-    first.replay_acting(recordings)
+    first.replay_acting(True, recordings)
     expected = act(first, [make_observation(0)])
     second = first.copy()
     with torch.no_grad():
@@ -154,7 +172,7 @@ def test_what_is_recorded_waits_for_nothing_on_the_host(
         return recording
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)  # as it is while a graph is recorded
-    any_policy.replay_acting(watched)
+    any_policy.replay_acting(True, watched)
     with torch.inference_mode():
         on_meta, rows = batch.to(torch.device("meta")), torch.zeros(3, device="meta")
         if isinstance(any_policy, OpenVla):
@@ -168,7 +186,7 @@ def test_what_is_recorded_waits_for_nothing_on_the_host(
             chunk = torch.zeros(3, any_policy.config.chunk_size, any_policy.config.action_dim, device="meta")
             (seen,) = any_policy._acting(any_policy._seen, on_meta)
             any_policy._acting(any_policy._noise, on_meta, chunk, rows.long(), seen)
-    assert len(recorded) == (2 if getattr(any_policy.config, "head", "tokens") == "diffusion" else 1)
+    assert len(recorded) == (2 if is_diffusion(any_policy) else 1)
 
 
 # ---- any call
@@ -178,52 +196,91 @@ def doubled(network: torch.nn.Linear) -> Compute:
     return lambda rows: (network(rows) * 2.0,)
 
 
+def plus_one(rows: Tensor) -> Tensors:
+    return (rows + 1.0,)
+
+
 def test_weights_that_change_in_place_are_seen_and_moved_ones_are_recorded_again() -> None:
     network, recordings, rows = torch.nn.Linear(3, 2), Recordings(), torch.ones(2, 3)
-    call = ReplayedCall(doubled(network), network, recordings)
-    call(rows)
+    call, compute = ReplayedCall(network, recordings), doubled(network)
+    call(compute, rows)
     with torch.no_grad():
         network.weight.add_(1.0)
-    torch.testing.assert_close(call(rows)[0], network(rows).detach() * 2.0)
+    torch.testing.assert_close(call(compute, rows)[0], network(rows).detach() * 2.0)
     assert recordings.rows == [2]
     network.weight = torch.nn.Parameter(torch.zeros(2, 3))
-    torch.testing.assert_close(call(rows)[0], network(rows).detach() * 2.0)
+    torch.testing.assert_close(call(compute, rows)[0], network(rows).detach() * 2.0)
     assert recordings.rows == [2, 2]
+
+
+def test_few_rows_are_idle() -> None:
+    assert [filled_up(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 63)] == [1, 2, 4, 4, 8, 8, 12, 16, 64]
 
 
 def test_shapes_that_were_not_asked_for_longest_are_forgotten() -> None:
     recordings = Recordings()
-    call = ReplayedCall(lambda rows: (rows + 1.0,), torch.nn.Linear(1, 1), recordings)
+    call = ReplayedCall(torch.nn.Linear(1, 1), recordings)
     for width in range(1, MOST_RECORDINGS + 2):
-        call(torch.zeros(1, width))
+        call(plus_one, torch.zeros(1, width))
     assert call.num_recordings == MOST_RECORDINGS
-    call(torch.zeros(1, 2))
+    call(plus_one, torch.zeros(1, 2))
     assert len(recordings.rows) == MOST_RECORDINGS + 1
-    call(torch.zeros(1, 1))
+    call(plus_one, torch.zeros(1, 1))
     assert len(recordings.rows) == MOST_RECORDINGS + 2
 
 
-def test_what_cannot_be_recorded_is_computed_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    def refuse(compute: Compute, inputs: Tensors) -> Rerun:
-        raise RuntimeError("operation not permitted when stream is capturing")
+def test_a_policy_that_acted_by_recordings_is_freed_with_its_last_name(
+    policy: OpenVlaOft, make_observation: MakeObservation
+) -> None:
+    replaying = policy.copy()
+    replaying.replay_acting(True, lambda compute, inputs: Answered(compute(*inputs), inputs))
+    act(replaying, [make_observation(0)])
+    seen = weakref.ref(replaying)
+    gc.disable()
+    try:
+        del replaying
+        assert seen() is None
+    finally:
+        gc.enable()
 
-    call = ReplayedCall(lambda rows: (rows + 1.0,), torch.nn.Linear(1, 1), refuse)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert torch.equal(call(torch.zeros(3, 2))[0], torch.ones(3, 2))
-    assert [record.getMessage() for record in caplog.records] == [
-        "acting is not replayed, but computed kernel by kernel: operation not permitted when stream is capturing"
-    ]
+
+class Answered:
+    """As a graph: keeps places, and nothing of the call."""
+
+    def __init__(self, results: Tensors, inputs: Tensors) -> None:
+        self._results, self.inputs = results, inputs
+
+    def replay(self) -> Tensors:
+        return self._results
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_graphs_on_a_gpu_decide_as_kernels_do(any_policy: Policy, make_observation: MakeObservation) -> None:
+@needs_gpu
+def test_graphs_on_a_gpu_decide_as_kernels_do_while_a_thread_prepares(
+    any_policy: Policy, make_observation: MakeObservation
+) -> None:
     any_policy.network.to("cuda")
-    observations = [make_observation(seed) for seed in range(3)]
-    expected = act(any_policy, observations)
-    any_policy.replay_acting()
-    for _ in range(2):
-        found = act(any_policy, observations)
-        for tensor, wanted in zip(found, expected, strict=True):
-            torch.testing.assert_close(tensor, wanted, atol=1e-3, rtol=0.0)
+    batches = [[make_observation(seed) for seed in range(rows)] for rows in (3, 1, 5)]
+    replaying = any_policy.copy()
+    replaying.replay_acting(True)
+    with ThreadPoolExecutor(1) as host:
+        for _ in range(2):
+            preparing = host.submit(lambda: [any_policy.prepare(rows) for rows in batches])
+            for rows in (*batches, *batches):
+                for tensor, wanted in zip(act(replaying, rows), act(any_policy, rows), strict=True):
+                    torch.testing.assert_close(tensor, wanted, atol=1e-3, rtol=0.0)
+            preparing.result()
+            with torch.no_grad():  # an update in place, of both
+                for policy in (any_policy, replaying):
+                    next(policy.network.parameters()).mul_(1.1)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_call_that_waits_for_the_gpu_is_named_with_what_to_do() -> None:
+    call = ReplayedCall(torch.nn.Linear(1, 1).to("cuda"), CudaRecorder())
+    with pytest.raises(ConfigError, match=r"cannot be recorded as a CUDA graph .*--engine\.no-cuda-graphs"):
+        call(lambda rows: (rows * rows.sum().item(),), torch.ones(2, 2, device="cuda"))

@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from vla_rl.engines.cuda_graphs import Compute, CudaRecording, Record, ReplayedCall, Tensors
+from vla_rl.engines.cuda_graphs import Compute, CudaRecorder, Record, ReplayedCall, Tensors
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
@@ -82,7 +82,8 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def copy(self) -> Self:
         """The same policy with weights of its own."""
         copied = type(self)(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
-        copied._record = self._record
+        if self._record is not None:
+            copied.replay_acting(True, self._record)
         return copied
 
     def adapted(self, lora: LoraConfig, seed: int) -> Self:
@@ -100,10 +101,17 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         """From now on a backward pass computes again what blocks of towers and trunk computed, in place of keeping it."""
         recompute_in_backward(*self._network.block_stacks())
 
-    def replay_acting(self, record: Record = CudaRecording) -> None:
-        """From now on acting without a gradient is recorded, once for each number of rows and width of prompts (rounded
-        up), and replayed. For a network on a GPU."""
-        self._record = record
+    def replay_acting(self, is_wanted: bool, record: Record | None = None) -> None:
+        """Whether acting without a gradient is recorded and replayed from now on; if not, recordings are given up.
+
+        For a network on a GPU. There is one recording for each number of rows and width of prompts, both filled up.
+
+        Args:
+            is_wanted: whether.
+            record: makes a recording; None for CUDA graphs.
+        """
+        self._record = (record or CudaRecorder()) if is_wanted else None
+        self._replayed.clear()
 
     @property
     def network(self) -> NetworkT:
@@ -145,16 +153,16 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         """
         if self._record is None or torch.is_grad_enabled():
             return compute(batch, *columns)
-        name = compute.__name__
-        if name not in self._replayed:
-            num_columns = len(batch.columns)
-            self._replayed[name] = ReplayedCall(
-                lambda *inputs: compute(PrismaticBatch(*inputs[:num_columns]), *inputs[num_columns:]),
-                self._network,
-                self._record,
-            )
+        num_columns = len(batch.columns)
+
+        def computed(*inputs: Tensor) -> Tensors:
+            return compute(PrismaticBatch(*inputs[:num_columns]), *inputs[num_columns:])
+
+        replayed = self._replayed.get(compute.__name__)
+        if replayed is None:
+            replayed = self._replayed[compute.__name__] = ReplayedCall(self._network, self._record)
         batch = batch.widened(PROMPT_WIDTH, self.config.llm.pad_token_id)
-        return self._replayed[name](*batch.columns, *columns)
+        return replayed(computed, *batch.columns, *columns)
 
     @property
     def _device(self) -> torch.device:
