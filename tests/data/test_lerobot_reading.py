@@ -122,6 +122,7 @@ def test_every_camera_and_every_vector_of_numbers_is_read_and_the_rest_is_said(
     assert observation["force"].tolist() == [4.0, 4.0, 4.0]
     assert observation["buttons"].tolist() == [1.0, 1.0]
     assert {value.dtype for value in second.vectors.values()} == {np.dtype(np.float32)}
+    assert "head" not in second.observation(1, cameras=("image",))
     assert set(observation) == {"image", "wrist_image", "head", "state", "force", "buttons", "instruction"}
     (line,) = [record.getMessage() for record in caplog.records]
     assert "left out are depth, words" in line
@@ -131,6 +132,14 @@ def test_an_image_that_is_no_picture_is_refused(tmp_path: Path) -> None:
     published(tmp_path)
     with pytest.raises(DataError, match=r"'observation\.state' is of dtype 'float32', expected image or video"):
         read_lerobot(tmp_path, fields={"image": "observation.state"})
+
+
+def test_two_features_of_one_name_are_refused(tmp_path: Path) -> None:
+    force = {"dtype": "float32", "shape": [3], "names": None}
+    twice = {"observation.front": force, "observation.images.front": FEATURES["observation.images.image"]}
+    published(tmp_path, features={**FEATURES, **twice})
+    with pytest.raises(DataError, match="are both called 'front' here"):
+        read_lerobot(tmp_path)
 
 
 SINGLE = {

@@ -361,7 +361,10 @@ class ActorClient:
             raise MalformedMessage(f"its last words made no sense: {problem}.") from None
         error = error_from(report, self.name, channel.pid)
         logger.error(
-            "actor %r (pid %d): its on_stop raised; it ends all the same.", self.name, channel.pid, exc_info=error
+            "actor %r (pid %d) failed at its end, as a rule in its on_stop; it is gone all the same.",
+            self.name,
+            channel.pid,
+            exc_info=error,
         )
 
     def _poll(self) -> None:

@@ -1,6 +1,6 @@
 """One recorded episode, whatever it was read from: what was seen before each control step, and the action taken there."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -58,8 +58,8 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         """T."""
         return len(self.actions)
 
-    def observation(self, step: int) -> Observation:
-        """What a policy saw before the action of `step`."""
-        seen: Observation = {key: read(step) for key, read in self.frames.items()}
+    def observation(self, step: int, cameras: Collection[str] | None = None) -> Observation:
+        """What a policy saw before the action of `step`; of its pictures those of some cameras, None for all."""
+        seen: Observation = {key: read(step) for key, read in self.frames.items() if cameras is None or key in cameras}
         seen |= {key: values[step] for key, values in self.vectors.items()}
         return {**seen, "instruction": self.instruction}

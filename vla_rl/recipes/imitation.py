@@ -33,7 +33,7 @@ class Samples:
 
     def __init__(self, episodes: Sequence[RecordedEpisode], policy: "VlaPolicy") -> None:
         self._episodes = tuple(episodes)
-        self._chunk_size = policy.config.chunk_size
+        self._chunk_size, self._cameras = policy.config.chunk_size, policy.config.cameras
         self._ends = np.cumsum([episode.num_steps for episode in episodes])
 
     def __len__(self) -> int:
@@ -50,7 +50,7 @@ class Samples:
         rest = episode.actions[step : step + self._chunk_size]
         chunk = np.zeros((self._chunk_size, episode.actions.shape[1]), np.float32)
         chunk[: len(rest)] = rest
-        return Demonstration(observation=episode.observation(step), actions=chunk, num_valid=len(rest))
+        return Demonstration(observation=episode.observation(step, self._cameras), actions=chunk, num_valid=len(rest))
 
 
 def augmented_batches(

@@ -82,7 +82,7 @@ def test_resampling_gives_tensorflows_bytes(kind: str) -> None:
         differs = np.abs(ours[0].permute(1, 2, 0).numpy() - expected)
         # a sum of float32 on the edge between two bytes may fall to either side; on ramps many are
         assert differs.max() <= 1
-        assert (differs > 0).mean() <= 0.01
+        assert (differs > 0).mean() <= (0.01 if kind == "waves" else 0.0005)
 
 
 @pytest.mark.parametrize("kind", ["noise", "waves", "edge"])

@@ -61,12 +61,15 @@ class _Reader:
             raise self._missing("action")
         if self._features["image"] is None:
             raise self._missing("image")
-        others = {
-            key_of(name): name
-            for name in self._info.features
-            if name.startswith(OBSERVED) and name not in self._features.values() and key_of(name) not in KNOWN_FIELDS
-        }
         described = self._info.features
+        others: dict[str, str] = {}
+        for name in described:
+            if name.startswith(OBSERVED) and name not in self._features.values() and key_of(name) not in KNOWN_FIELDS:
+                if key_of(name) in others:
+                    raise DataError(
+                        f"{root / INFO_FILE}: {others[key_of(name)]!r} and {name!r} are both called {key_of(name)!r} here."
+                    )
+                others[key_of(name)] = name
         self._vectors = {key: name for key, name in others.items() if described[name].is_vector}
         pictures = {key: name for key, name in others.items() if described[name].is_picture}
         known = {key: name for key, name in self._features.items() if name is not None}
@@ -169,7 +172,7 @@ class _Reader:
             "file_index": about.get(f"videos/{feature}/file_index", 0),
         }
         path = self._root / self._info.video_path.format(**place)
-        if not path.is_file():
+        if key in KNOWN_FIELDS and not path.is_file():  # of others nobody may ask for a frame
             raise DataError(f"{path} is not there, expected the frames {key!r} of episode {number}.")
         from_s = float(about.get(f"videos/{feature}/from_timestamp", 0.0))
         shape = self._info.features[feature].shape

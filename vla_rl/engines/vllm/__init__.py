@@ -2,7 +2,7 @@
 
     VllmEngine ─► replica ─► AsyncLLM ══ ZeroMQ ══► engine process     as many replicas as configured
         │                                               ▲
-        └─ publish ─► staging (shared memory) ──────────┘ weights, applied to every replica or to none
+        └─ publish ─► staging (memory of both) ─────────┘ weights, applied to every replica or to none
 
 adapter     the only importer of vllm, and the versions it was written for
 served      what the engine needs of a policy family; `vla_rl.models.serving` has it for the families here

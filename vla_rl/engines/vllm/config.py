@@ -25,7 +25,7 @@ class VllmConfig(Config, frozen=True, kw_only=True):
 
     weights_through: WeightRoute = "auto"
     """Memory that new weights go through: `host`; or `gpu`, that of the GPU that learner and engines share, where two copies
-    of them stay (CUDA IPC). auto: `gpu` where the learner is on one."""
+    of them stay (CUDA IPC). auto: `gpu` where the learner is on one and vLLM is built for CUDA."""
 
     num_threads: int = 1
     """Threads that one engine computes with on a CPU; more than there are idle cores spin at barriers."""

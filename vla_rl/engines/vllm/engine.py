@@ -75,7 +75,8 @@ class VllmEngine:
         self._weight_version = weight_version
         self._remote = nn.Module()
         mode = config.vllm.update_mode or ("keep" if self._layout.num_tokens is None else "drain")
-        self._publication = Publication(config.vllm, mode)
+        is_on_host = build == "cpu" and config.vllm.weights_through == "auto"
+        self._publication = Publication(config.vllm, mode, "host" if is_on_host else config.vllm.weights_through)
         self._gauge = DecisionGauge()
         self._room = asyncio.Semaphore(MAX_QUEUE)
         self._changed = asyncio.Event()

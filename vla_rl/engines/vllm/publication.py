@@ -1,6 +1,6 @@
 """New weights for all engines or for none.
 
-stage    the learner's thread writes shared memory; every engine opens and checks it, generating on      may be refused
+stage    the learner's thread writes memory of both; every engine opens and checks it, generating on      may be refused
 pause    nothing new begins; what runs ends, freezes or is aborted
 apply    every engine loads; one that cannot is killed and starts again with the new weights            may not be
 resume   always, whatever happened
@@ -14,7 +14,7 @@ import msgspec
 from torch import Tensor
 
 from vla_rl.actors.waits import waiting
-from vla_rl.engines.vllm.config import UpdateMode, VllmConfig
+from vla_rl.engines.vllm.config import UpdateMode, VllmConfig, WeightRoute
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.staging import Stage, StagedWeights
 from vla_rl.errors import ActorDied, CheckpointError
@@ -46,8 +46,8 @@ class Publication:
 
     KEPT_TIMES = 1000
 
-    def __init__(self, config: VllmConfig, mode: UpdateMode) -> None:
-        self._config, self._mode = config, mode
+    def __init__(self, config: VllmConfig, mode: UpdateMode, route: WeightRoute) -> None:
+        self._config, self._mode, self._route = config, mode, route
         self._stage: Stage | None = None
         self.turn = asyncio.Lock()
         self.current: StagedWeights | None = None
@@ -59,7 +59,7 @@ class Publication:
         Raises: CheckpointError, then nothing was written; ConfigError where that memory cannot be.
         """
         if self._stage is None:
-            self._stage = Stage(tensors, self._config.weights_through)
+            self._stage = Stage(tensors, self._route)
         return self._stage.write(tensors, version)
 
     async def publish(self, staged: StagedWeights, replicas: Sequence[Replica], began: float) -> None:
@@ -87,9 +87,10 @@ class Publication:
             return {replica.name: await replica.checksum() for replica in replicas if replica.is_ready}
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back, and forget the weights."""
         if self._stage is not None:
             self._stage.close()
+        self._stage = self.current = None
 
     async def _accepted(self, staged: StagedWeights, replicas: Sequence[Replica]) -> list[Replica]:
         """Those that are alive once all of them have mapped and checked the weights."""

@@ -1,4 +1,4 @@
-"""Weights in memory that engine processes open: written once, read by every engine, gone with this process.
+"""Weights in memory that engine processes open: written once, read by every engine.
 
 Two buffers take turns: while an engine that starts still reads one version, the next can be written.
 """

@@ -7,6 +7,7 @@ GpuBuffer  ─► GpuMemory  ─┘                    a CUDA IPC handle: plain 
 
 import mmap
 import os
+import weakref
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -64,36 +65,47 @@ class HostBuffer:
     """Memory of the host, gone with this process: a kill leaves nothing behind. See `Buffer`."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._descriptor = os.memfd_create("vla_rl_weights", os.MFD_CLOEXEC)
-        os.ftruncate(self._descriptor, num_bytes)
-        self._num_bytes = num_bytes
-        self.whole = torch.frombuffer(mmap.mmap(self._descriptor, num_bytes), dtype=torch.uint8)
+        descriptor = os.memfd_create("vla_rl_weights", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, num_bytes)
+        self._memory = HostMemory(f"/proc/{os.getpid()}/fd/{descriptor}", num_bytes)
+        self._release = weakref.finalize(self, os.close, descriptor)
+        self.whole = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
 
     def shared(self) -> HostMemory:
         """The path to our descriptor."""
-        return HostMemory(f"/proc/{os.getpid()}/fd/{self._descriptor}", self._num_bytes)
+        return self._memory
 
     def close(self) -> None:
         """Let go of the descriptor."""
-        os.close(self._descriptor)
+        self._release()
 
 
 class GpuBuffer:
-    """Memory of a GPU, which engines on the same host open by CUDA IPC. See `Buffer`."""
+    """Memory of a GPU, which engines on the same host open by CUDA IPC. See `Buffer`.
+
+    torch counts who has opened it in a small file of shared memory; a killed learner can leave that file behind.
+    """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.whole = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-
-    def shared(self) -> GpuMemory:
-        """A handle of it."""
-        torch.cuda.synchronize(self.whole.device)
         _, args = reduce_tensor(self.whole)  # type: ignore[no-untyped-call]
         _, _, _, _, _, _, _, handle, storage_bytes, offset, _, counter, counter_offset, event, has_event = args
-        gpu = str(torch.cuda.get_device_properties(self.whole.device).uuid)
-        return GpuMemory(gpu, len(self.whole), handle, storage_bytes, offset, counter, counter_offset, event, has_event)
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+        self._memory = GpuMemory(
+            gpu, num_bytes, handle, storage_bytes, offset, counter, counter_offset, event, has_event
+        )
+
+    def shared(self) -> GpuMemory:
+        """A handle of it, the same each time."""
+        torch.cuda.synchronize(self.whole.device)
+        return self._memory
 
     def close(self) -> None:
-        """Nothing: the memory goes with the last tensor on it."""
+        """Give the memory back, whether or not engines that were killed had let go of it."""
+        if len(self.whole):
+            memory = self._memory
+            torch.UntypedStorage._release_ipc_counter_cuda(memory.counter, memory.counter_offset)
+            self.whole = self.whole.new_empty(0)
 
 
 def opened(memory: WeightMemory) -> Tensor:
@@ -135,5 +147,7 @@ def _opened_on_gpu(memory: GpuMemory) -> Tensor:
             Tensor, (memory.num_bytes,), (1,), 0, torch.storage.TypedStorage, torch.uint8, *place, False, *counted
         )
     except RuntimeError as error:
-        raise CheckpointError(f"the staged weights on GPU {memory.gpu} cannot be opened: {error}") from error
+        raise CheckpointError(
+            f"the staged weights on GPU {memory.gpu} cannot be opened ({error}); set weights_through to 'host'"
+        ) from error
     return whole
