@@ -496,7 +496,7 @@ async def test_an_on_stop_that_raises_is_an_error_in_the_log_and_the_actor_ends_
                 await told.ping()
     for name in ("told", "left"):
         (record,) = [record for record in caplog.records if f"'{name}'" in record.getMessage()]
-        assert (record.levelname, "on_stop raised" in record.getMessage()) == ("ERROR", True)
+        assert (record.levelname, "failed at its end" in record.getMessage()) == ("ERROR", True)
         assert record.exc_info is not None
         error = record.exc_info[1]
         assert isinstance(error, ValueError)
