@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -237,15 +238,8 @@ def test_limits_that_allow_nothing_are_refused(field: str) -> None:
 class Caller(Speaker):
     """Calls the same tool twice in each reply, and numbers its calls from 0 each time, as chat formats do."""
 
-    async def generate(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[ToolSpec] = (),
-        sampling: Sampling | None = None,
-        max_tokens: int | None = None,
-    ) -> Completion:
-        reply = await super().generate(messages, tools=tools, sampling=sampling, max_tokens=max_tokens)
+    async def generate(self, messages: Sequence[Message], **options: Any) -> Completion:
+        reply = await super().generate(messages, **options)
         calls = (LOOK, msgspec.structs.replace(LOOK, id="call_1"))
         return msgspec.structs.replace(reply, message=msgspec.structs.replace(reply.message, tool_calls=calls))
 

@@ -102,18 +102,6 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         """int64 [B, D] to float32 [B, 1, D], in the environment's units; any id is taken for the nearest bin."""
         return self._action_tokenizer.decode(tokens)[:, None]
 
-    def _generated(self, batch: PrismaticBatch, temperatures: Tensor, is_greedy: Tensor, noise: Tensor) -> Tensors:
-        decoding, first_id = self._network.begin(batch), self._network.first_id
-        chosen: list[Tensor] = []
-        log_probs: list[Tensor] = []
-        for position in range(self.config.action_dim):
-            index, log_prob = choose(decoding.logits, temperatures, is_greedy, noise[:, position : position + 1])
-            chosen.append(index + first_id)
-            log_probs.append(log_prob)
-            if position + 1 < self.config.action_dim:
-                decoding.tell(chosen[-1][:, 0])
-        return torch.cat(chosen, dim=1), torch.cat(log_probs, dim=1)
-
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """`config.json`, the tokenizer, and what else a loaded folder held."""
         extension = Extension(
@@ -130,6 +118,18 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
             fused_featurizer_overrides=self.config.fused_featurizer.overrides,
         )
         return checkpoint_files(self.config, extension, self._tokenizer, self._origin)
+
+    def _generated(self, batch: PrismaticBatch, temperatures: Tensor, is_greedy: Tensor, noise: Tensor) -> Tensors:
+        decoding, first_id = self._network.begin(batch), self._network.first_id
+        chosen: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        for position in range(self.config.action_dim):
+            index, log_prob = choose(decoding.logits, temperatures, is_greedy, noise[:, position : position + 1])
+            chosen.append(index + first_id)
+            log_probs.append(log_prob)
+            if position + 1 < self.config.action_dim:
+                decoding.tell(chosen[-1][:, 0])
+        return torch.cat(chosen, dim=1), torch.cat(log_probs, dim=1)
 
 
 def config_of(folder: PublicFolder, norm_key: str | None, normalization: Normalization) -> OpenVlaConfig:
