@@ -1,5 +1,8 @@
 """Every random stream follows from the run's seed and its own name."""
 
+import numpy as np
+import pytest
+
 from vla_rl.types import derive_seed
 
 
@@ -22,3 +25,11 @@ def test_a_seed_is_the_same_on_every_machine() -> None:
 
 def test_seeds_fit_a_signed_64_bit_integer() -> None:
     assert all(0 <= derive_seed(0, k) < 2**63 for k in range(1000))
+
+
+def test_an_integer_of_numpy_gives_the_seed_of_the_same_number_and_other_types_are_refused() -> None:
+    assert derive_seed(np.int64(7), "e", np.int32(3)) == derive_seed(7, "e", 3)
+    assert derive_seed(7, np.str_("e")) == derive_seed(7, "e")
+    for part in (3.0, None, ("e", 3)):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            derive_seed(7, "e", part)  # type: ignore[arg-type]

@@ -25,7 +25,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Take the most likely action; `temperature` still scales the log-probs that are reported."""
 
     seed: int = 0
-    """Seed of this one decision. The same seed, weights and observation give the same action."""
+    """Seed of this one decision. The same seed, weights and observation give the same action. What an agent hands to its
+    policy gets the decision's own seed, so that members of a group decide differently."""
 
 
 class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,6 +84,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     finish_reason: FinishReason
 
+    temperature: float | None = None
+    """Of `log_probs`, noted by the policy that an agent is handed; None: that of the episode's own sampling."""
+
 
 class LanguagePolicy(Protocol):
     """One policy that speaks, however and wherever it is computed; batches whoever waits."""
@@ -96,7 +99,7 @@ class LanguagePolicy(Protocol):
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
     ) -> Completion:
-        """The next message of a conversation. Without `sampling`: the episode's own, with this decision's seed.
+        """The next message of a conversation. Without `sampling`: the episode's own. Its seed is always this decision's.
 
         Without `max_tokens`: the engine's own limit. Cancelling the call aborts the generation.
 

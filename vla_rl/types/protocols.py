@@ -39,7 +39,7 @@ class Policy(Protocol):
     """One policy, however and wherever it is computed; batches whoever waits."""
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk. Without `sampling`: the episode's own, with this decision's seed."""
+        """Choose an action chunk. Without `sampling`: the episode's own. Its seed is always this decision's."""
         ...
 
 

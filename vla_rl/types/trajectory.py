@@ -34,6 +34,9 @@ class StopReason(enum.Enum):
     DEADLINE = "deadline"
     """A stage of the episode took too long."""
 
+    ABORTED = "aborted"
+    """The engine gave a reply up before its end."""
+
     @property
     def is_success(self) -> bool:
         """Whether the task was solved, whoever ended the episode."""
@@ -62,6 +65,9 @@ class ActionChunk(msgspec.Struct, frozen=True, kw_only=True):
 
     weight_versions: np.ndarray | None = None
     """int64 [T], of each token, from an engine whose weights may change between two tokens of one answer."""
+
+    temperature: float | None = None
+    """Of `log_probs`, noted by the policy that an agent is handed; None: that of the episode's own sampling."""
 
 
 class ChunkOutcome(msgspec.Struct, frozen=True, kw_only=True):
