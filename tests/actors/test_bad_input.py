@@ -4,9 +4,13 @@ import asyncio
 import random
 import resource
 import secrets
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -137,6 +141,7 @@ class Loopback:
 
     pid = 1
     actor_id = 0
+    unanswered = ""
 
     def __init__(self) -> None:
         self.codec = Codec()
@@ -240,5 +245,31 @@ async def test_a_host_that_does_not_exist_is_given_up_in_time(keys: Path) -> Non
         client_keys=read_keys(keys / "client.key"),
     )
     async with asyncio.timeout(30), Runtime() as runtime:
-        with pytest.raises(TimeoutError, match=r"was not ready within 0\.5 s"):
+        with pytest.raises(
+            TimeoutError, match=r"not ready within 0\.5 s: no answer from tcp://127\.0\.0\.1:9; expected"
+        ):
             await runtime.spawn(Counter, placement=nowhere, start_timeout_s=0.5)
+
+
+async def test_an_environment_that_no_process_can_have_is_answered_and_the_host_serves_on(
+    host: HostServer, keys: Path
+) -> None:
+    there = placement(host, keys)
+    async with asyncio.timeout(60), Runtime() as runtime:
+        with pytest.raises(ActorDied, match="could not be started: illegal environment variable name"):
+            await runtime.spawn(Counter, placement=msgspec.structs.replace(there, env={"A=B": "x"}))
+        counter = await runtime.spawn(Counter, placement=there)
+        assert await counter.add(1) == 1
+
+
+def test_a_port_that_is_used_is_said_in_one_line(keys: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "vla_rl.actors.host", "--bind", address]
+        command += ["--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == [
+        f"actors cannot be served on {address!r}: Address already in use; expected tcp://interface:port of this host, "
+        "with a port that nobody uses, or 0 for any such port."
+    ]

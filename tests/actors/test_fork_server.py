@@ -16,6 +16,7 @@ from processes import all_end, children_of, named_memory_of, those_left
 from sample_actors import Counter, CrashLoop
 
 from vla_rl.actors import ChildProcess, ForkServer, PrepareHook, RestartPolicy, Runtime
+from vla_rl.actors import runtime as runtime_module
 from vla_rl.errors import ActorDied, ActorFrozen
 
 PROGRAM = Path(__file__).parent / "support" / "forking_program.py"
@@ -97,6 +98,39 @@ async def test_what_a_hook_raises_is_raised_by_spawn_and_the_next_spawn_tries_ag
         assert "in fail" in raised.value.__notes__[0]
 
 
+async def test_what_a_failing_hook_printed_is_not_lost(runtime: Runtime, capfd: pytest.CaptureFixture[str]) -> None:
+    server = ForkServer(prepare=(PrepareHook("hooks:print_and_fail"),), env={"PYTHONUNBUFFERED": ""})
+    with pytest.raises(FileNotFoundError):
+        await runtime.spawn(Heir, placement=ChildProcess(fork_from=server))
+    assert capfd.readouterr().out == "looked in /usr/share/scenes\n"
+
+
+async def test_leaving_the_runtime_while_an_interpreter_is_checked_starts_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checking, go_on = asyncio.Event(), asyncio.Event()
+
+    async def check(_: str) -> None:
+        checking.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(runtime_module, "check_interpreter", check)
+    placement = ChildProcess(python=sys.executable, fork_from=ForkServer())
+    async with asyncio.timeout(20):
+        async with Runtime() as left:
+            tasks = [
+                asyncio.create_task(left.prepare(placement)),
+                asyncio.create_task(left.spawn(Heir, placement=placement)),
+            ]
+            await checking.wait()
+            await asyncio.sleep(0)
+        go_on.set()
+        for task in tasks:
+            with pytest.raises(ActorDied, match="not started, since its runtime was left"):
+                await task
+    assert servers_of_this_process() == []
+
+
 async def test_a_hook_that_hangs_is_named_and_its_server_is_killed(runtime: Runtime) -> None:
     with pytest.raises(ActorFrozen, match=r"'fork server of test'.*hooks:hang did not end within 6 s"):
         await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:hang"), prepare_timeout_s=6))
@@ -106,6 +140,29 @@ async def test_a_hook_that_hangs_is_named_and_its_server_is_killed(runtime: Runt
 async def test_a_hook_that_starts_a_thread_is_refused_with_the_name_of_the_thread(runtime: Runtime) -> None:
     with pytest.raises(RuntimeError, match=r"hooks:start_thread left 1 threads running.*\(prefetcher\)"):
         await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:start_thread")))
+
+
+async def test_a_server_whose_hook_left_a_thread_that_does_not_end_is_gone_all_the_same(runtime: Runtime) -> None:
+    with pytest.raises(RuntimeError, match="writer"):
+        await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:start_lasting_thread")))
+    while servers_of_this_process():  # noqa: ASYNC110  the runtime is still open
+        await asyncio.sleep(0.02)
+
+
+async def test_what_a_server_takes_to_prepare_does_not_count_as_the_start_of_a_restarted_child(
+    runtime: Runtime,
+) -> None:
+    placement = forked(PrepareHook("hooks:take_time", {"seconds": 2.0}))
+    policy = RestartPolicy(max_restarts=1, within_s=60.0)
+    heir = await runtime.spawn(Heir, placement=placement, restart=policy, start_timeout_s=1.9)
+    server = await heir.parent()
+    os.kill(server, signal.SIGKILL)
+    while server in children_of(os.getpid()):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    os.kill(runtime.info(heir).pid, signal.SIGKILL)
+    while runtime.info(heir).num_restarts < 1:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert await heir.parent() not in (server, os.getpid())
 
 
 async def test_a_server_that_dies_while_it_prepares_says_so_with_its_last_words(runtime: Runtime) -> None:

@@ -53,3 +53,16 @@ async def test_a_sender_that_gives_up_passes_its_place_on() -> None:
 def test_a_mailbox_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="mailbox is 0, expected at least 1"):
         Mailbox(0)
+
+
+async def test_a_sender_that_was_cancelled_and_then_passed_over_is_cancelled_and_nothing_else() -> None:
+    mailbox = Mailbox(1)
+    await mailbox.enter()
+    waiter = asyncio.create_task(mailbox.enter())
+    await asyncio.sleep(0)
+    waiter.cancel()
+    mailbox.leave()  # finds nobody else who waits
+    async with asyncio.timeout(5):
+        await asyncio.wait([waiter])
+    assert waiter.cancelled()
+    assert mailbox.try_enter() is True

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from vla_rl.actors.sockets import LoopSocket
+from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
 from vla_rl.actors.wire import ENVELOPE, MAGIC, Frames, Kind, MalformedMessage, join_messages, split_messages
 
 Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]
@@ -23,6 +23,8 @@ class WithoutLookingAgain(LoopSocket):
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     left, right = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    for socket in (left, right):
+        lift_high_water_mark(socket)
     left.bind(f"ipc://@vla_rl-test-{id(context)}")
     right.connect(f"ipc://@vla_rl-test-{id(context)}")
     right.send(b"connected")
@@ -120,6 +122,20 @@ async def test_many_messages_both_ways_at_once_all_arrive(pair: Pair) -> None:
     assert inboxes[0].numbers == inboxes[1].numbers == list(range(20_000))
     for socket in sockets:
         socket.close()
+
+
+async def test_what_the_other_side_does_not_take_yet_is_kept(pair: Pair) -> None:
+    left, right = pair
+    sender = LoopSocket(left, lambda frames: None)
+    for number in range(20_000):
+        sender.send([message(number)])
+        await asyncio.sleep(0)  # each in a turn of its own: no batch saves it
+    inbox = Inbox(20_000)
+    receiver = LoopSocket(right, inbox)
+    await inbox.until_enough()
+    assert inbox.numbers == list(range(20_000))
+    sender.close()
+    receiver.close()
 
 
 async def test_messages_keep_their_order_whatever_their_size(pair: Pair) -> None:

@@ -44,6 +44,11 @@ class Channel(Protocol):
         """What every envelope on this channel carries as its actor."""
         ...
 
+    @property
+    def unanswered(self) -> str:
+        """Who has not said a word so far, where that is not the incarnation itself; else nothing."""
+        ...
+
     def send(self, frames: Frames) -> None:
         """Queue one message; where the incarnation is gone it is dropped, since `on_end` follows."""
         ...

@@ -25,6 +25,7 @@ from vla_rl.actors.parent_link import die_with_parent, name_process
 from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.slots import SlotReader, SlotWriter
+from vla_rl.actors.sockets import lift_high_water_mark
 from vla_rl.actors.wire import OWN_CALL, Birth, Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
 
 _LAST_WORDS_MS = 2000
@@ -78,8 +79,7 @@ async def _live(settings: ChildSettings) -> int:
         os.close(settings.arena_out)
     with zmq.Context() as context:
         socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
+        lift_high_water_mark(socket)
         socket.connect(settings.endpoint)
         life = _Life(codec, settings.actor_id)
         loop = asyncio.get_running_loop()

@@ -5,6 +5,7 @@ there is no file to leave behind.
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
 
@@ -15,7 +16,7 @@ from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ChildSettings
 from vla_rl.actors.placement import ChildProcess
 from vla_rl.actors.slots import SlotReader, SlotWriter, create_arena
-from vla_rl.actors.sockets import LoopSocket
+from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
 from vla_rl.actors.spawned_process import SpawnedProcess, StartProcess, own_sys_path
 from vla_rl.actors.stderr_tail import StderrTail
 from vla_rl.actors.wire import MAX_MESSAGE_BYTES, Frames
@@ -25,6 +26,8 @@ _IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID, for which pyzmq has no name
 
 class ChildChannel:
     """One child process, from its launch to its end. See `Channel`. `start` starts the process."""
+
+    unanswered = ""
 
     def __init__(
         self,
@@ -40,29 +43,29 @@ class ChildChannel:
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         endpoint = f"ipc://@vla_rl-{os.getpid()}-{secrets.token_hex(16)}"
         socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
+        lift_high_water_mark(socket)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(_IPC_FILTER_UID, os.getuid())
-        socket.bind(endpoint)
-        self._socket = LoopSocket(socket, on_message)
-        arenas = [create_arena(placement.arena_bytes) for _ in range(2)] if placement.arena_bytes else []
-        arena_in, arena_out = arenas or (-1, -1)
-        settings = ChildSettings(
-            name, actor_id, endpoint, os.getpid(), own_sys_path(placement), arena_in=arena_in, arena_out=arena_out
-        )
-        self.codec = Codec(SlotWriter(arena_in), SlotReader(arena_out)) if arenas else Codec()
-        stderr_read, stderr_write = os.pipe()
-        self._stderr = StderrTail(stderr_read, name)
-        try:
+        with contextlib.ExitStack() as until_started, contextlib.ExitStack() as on_failure:
+            on_failure.callback(socket.close, linger=0)
+            socket.bind(endpoint)
+            self._socket = LoopSocket(socket, on_message)
+            on_failure.callback(self._socket.close)
+            arenas = []
+            for _ in range(2 if placement.arena_bytes else 0):
+                arenas.append(create_arena(placement.arena_bytes))
+                until_started.callback(os.close, arenas[-1])
+            arena_in, arena_out = arenas or (-1, -1)
+            settings = ChildSettings(
+                name, actor_id, endpoint, os.getpid(), own_sys_path(placement), arena_in=arena_in, arena_out=arena_out
+            )
+            self.codec = Codec(SlotWriter(arena_in), SlotReader(arena_out)) if arenas else Codec()
+            stderr_read, stderr_write = os.pipe()
+            until_started.callback(os.close, stderr_write)
+            self._stderr = StderrTail(stderr_read, name)
+            on_failure.callback(self._stderr.close)
             self._process = start(placement, settings, arenas, stderr_write, self._end)
-        except OSError:
-            self._socket.close()
-            self._stderr.close()
-            raise
-        finally:
-            for fd in (*arenas, stderr_write):
-                os.close(fd)
+            on_failure.pop_all()
 
     @property
     def on_message(self) -> OnMessage:
@@ -96,8 +99,10 @@ class ChildChannel:
 
     def _end(self, cause: str, words: tuple[str, ...]) -> None:
         """The process is gone: take its last answers and words, free everything, tell the owner."""
-        self._socket.drain_all()
-        self._socket.close()
-        self._stderr.close()
-        self._gone.set_result(None)
-        self._on_end(Death(self.pid, cause, (*words, *self._stderr.last_lines)))
+        try:
+            self._socket.drain_all()
+            self._socket.close()
+            self._stderr.close()
+        finally:  # whatever goes wrong, its owner has to know
+            self._gone.set_result(None)
+            self._on_end(Death(self.pid, cause, (*words, *self._stderr.last_lines)))

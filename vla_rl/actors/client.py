@@ -18,7 +18,7 @@ from vla_rl.actors.actor import Endpoint, EndpointTable
 from vla_rl.actors.channel import Channel, Death
 from vla_rl.actors.deadlines import DeadlineWatch
 from vla_rl.actors.mailbox import Mailbox
-from vla_rl.actors.pending import PendingCall, PendingStream
+from vla_rl.actors.pending import PendingBegun, PendingCall, PendingStream
 from vla_rl.actors.remote_errors import ErrorReport, error_from
 from vla_rl.actors.waits import Wait
 from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, OWN_CALL, Frames, Kind, LagReport, MalformedMessage
@@ -32,6 +32,8 @@ _unpack, _now = ENVELOPE.unpack_from, time.monotonic
 
 STREAM_WINDOW = 16
 """Items of a stream that may be on their way before the consumer has taken one."""
+
+_LAG_WITHIN_S = 10.0
 
 
 class State(enum.Enum):
@@ -68,6 +70,7 @@ class ActorClient:
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = []
         self._error_decoder: msgspec.msgpack.Decoder[Any] | None = None
         self._pending: dict[int, PendingCall] = {}
+        self._lag_reports: dict[int, PendingCall] = {}
         self._ids = itertools.count(OWN_CALL + 1)
         self._deadlines = DeadlineWatch(lambda: self._pending, self._poll, self._freeze)
         self._error: ActorDied | None = None
@@ -90,7 +93,7 @@ class ActorClient:
 
     def waits(self) -> Iterator[Wait]:
         """Who waits for an answer of this actor, for the watchdog's thread."""
-        for pending in list(self._pending.values()):
+        for pending in (*self._pending.values(), *self._lag_reports.values()):
             if pending.task is not None and not pending.future.done():
                 yield Wait(pending.task.get_name(), f"{self.name}.{pending.endpoint_name}", pending.since)
 
@@ -115,7 +118,7 @@ class ActorClient:
         bound = endpoint.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             return self.call(endpoint, args, kwargs)
-        pending = PendingCall(self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop))
+        pending = PendingBegun(self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop))
         self._send_call(endpoint, bound, pending)
         return pending.future
 
@@ -163,8 +166,26 @@ class ActorClient:
                 pending.future.exception()  # seen, or of no interest to anybody any more
 
     async def loop_lag(self) -> LagReport:
-        """How late the actor's loop runs its timers."""
-        await self._enter()
+        """How late the actor's loop runs its timers. Raises: TimeoutError where it does not say; ActorDied.
+
+        Takes no place in the mailbox: the actor answers beside its calls.
+        """
+        try:
+            async with asyncio.timeout(_LAG_WITHIN_S):
+                await self._until_running()
+                report: LagReport = await self._ask_for_lag()
+        except TimeoutError:
+            why = (
+                "it is restarting"
+                if self.state is State.RESTARTING
+                else "its loop is blocked, or its process is stopped"
+            )
+            raise TimeoutError(
+                f"actor {self.name!r} (pid {self.pid}) did not report its lag within {_LAG_WITHIN_S:g} s: {why}."
+            ) from None
+        return report
+
+    def _ask_for_lag(self) -> asyncio.Future[Any]:
         channel = self._channel
         assert channel is not None
         lag = Endpoint(
@@ -172,10 +193,9 @@ class ActorClient:
         )
         pending = PendingCall(self._loop, lag, channel.codec.decoder(LagReport), asyncio.current_task())
         call = next(self._ids)
-        self._pending[call] = pending
+        self._lag_reports[call] = pending
         channel.send(channel.codec.encode(Kind.LAG, 0, channel.actor_id, call, None, self.name))
-        report: LagReport = await pending.future
-        return report
+        return pending.future
 
     # ---- incarnations
 
@@ -200,6 +220,9 @@ class ActorClient:
         for entry in pending.values():
             entry.fail(kind(self.name, death.pid, death.cause, death.last_words))
             self.mailbox.leave()
+        reports, self._lag_reports = self._lag_reports, {}
+        for entry in reports.values():
+            entry.fail(kind(self.name, death.pid, death.cause, death.last_words))
         self._deadlines.stop()
 
     def give_up(self, state: State, error: ActorDied) -> None:
@@ -238,12 +261,16 @@ class ActorClient:
                 if magic == MAGIC and kind == _ERROR and call == OWN_CALL and self._channel is not None:
                     self._log_failed_end(self._channel, frames)
                     return
+                if magic == MAGIC and kind == _RESULT and self._channel is not None and call in self._lag_reports:
+                    self._take_answer(kind, self._lag_reports.pop(call), frames)
+                    return
                 raise MalformedMessage(f"answer to call {call}, which nobody made, or no message at all.")
             if kind == _ITEM:
                 self._take_item(call, pending, frames)
             else:
                 del self._pending[call]
-                self._deadlines.answered_at = _now()
+                if not pending.endpoint.concurrent:
+                    self._deadlines.answered_at = _now()
                 self.mailbox.leave()
                 self._take_answer(kind, pending, frames)
         except MalformedMessage as error:
@@ -257,13 +284,17 @@ class ActorClient:
         """Wait for a place in the mailbox of a running incarnation. Raises: ActorDied where there will be none."""
         await self.mailbox.enter()
         try:
-            while self.state is not State.RUNNING:
-                if self.state is not State.RESTARTING:
-                    raise self._died()
-                await self._settled.wait()
+            await self._until_running()
         except BaseException:
             self.mailbox.leave()
             raise
+
+    async def _until_running(self) -> None:
+        """Wait for a running incarnation. Raises: ActorDied where there will be none."""
+        while self.state is not State.RUNNING:
+            if self.state is not State.RESTARTING:
+                raise self._died()
+            await self._settled.wait()
 
     def _died(self) -> ActorDied:
         error = self._error
@@ -300,14 +331,21 @@ class ActorClient:
 
     def _cancel(self, call: int) -> None:
         """Ask the actor to stop working on a call; the call stays pending until it has."""
-        if call in self._pending and self._channel is not None:
-            channel = self._channel
+        pending, channel = self._pending.get(call), self._channel
+        if pending is not None and channel is not None:
+            if isinstance(pending, PendingStream):
+                pending.cancel()
+                if pending.deadline_s is not None:
+                    self._deadlines.expect_by(pending.since + pending.deadline_s)
             channel.send(channel.codec.encode(Kind.CANCEL, 0, channel.actor_id, call, None, self.name))
 
     def _take_item(self, call: int, pending: PendingCall, frames: Frames) -> None:
         assert self._channel is not None
         if not isinstance(pending, PendingStream) or pending.num_granted == 0:
             raise MalformedMessage(f"an item that {pending.endpoint_name} may not send.")
+        if pending.future.done():  # it failed, and what follows an item that is missing is no stream any more
+            self._channel.codec.discard(frames)
+            return
         try:
             item = self._channel.codec.decode(pending.decoder, frames)
         except msgspec.ValidationError as error:
@@ -374,6 +412,25 @@ class ActorClient:
     def _freeze(self, pending: PendingCall) -> None:
         channel = self._channel
         assert channel is not None
+        if not pending.concurrent and any(ahead.waits_for_caller_of(pending) for ahead in self._pending.values()):
+            self._refuse_inside_stream(pending)
+            return
         cause = f"{pending.endpoint_name} did not answer within {pending.deadline_s} s"
         self.disconnect(Death(channel.pid, cause), State.RESTARTING, frozen=True)
         channel.kill()
+
+    def _refuse_inside_stream(self, pending: PendingCall) -> None:
+        """End a call, and the stream before it, that wait for each other; the actor is not to blame."""
+        for call, entry in list(self._pending.items()):
+            if entry is pending or entry.waits_for_caller_of(pending):
+                if entry is pending:  # the stream has its deadline to end by
+                    entry.deadline_s = None
+                entry.fail(
+                    RuntimeError(
+                        f"{self.name}.{pending.endpoint_name} was called inside of the iteration over a stream of the same "
+                        "actor, which ends before the next call begins; call it after the iteration, or mark one of the "
+                        "two concurrent."
+                    )
+                )
+                self._cancel(call)
+        self._deadlines.expect_by(_now())

@@ -29,7 +29,6 @@ _MOST_KNOWN_SLOTS = 1024
 _META = struct.Struct("<HBB")
 _FRAME_REF = struct.Struct("<I")
 _SLOT_REF = struct.Struct("<IQ")
-_REFUSALS = (TypeError, OverflowError, RecursionError, ValueError)
 _NOT_A_MESSAGE = (msgspec.DecodeError, ValueError, OverflowError, RecursionError, TypeError)
 
 
@@ -68,7 +67,7 @@ class Codec:
         """Frames of one message. Raises: TypeError naming `label` where `value` holds something no message can."""
         try:
             payload = self._encoder.encode(value)
-        except _REFUSALS as error:
+        except Exception as error:  # also what a property or an unset field of the value raises
             self._undo_encoding()
             raise TypeError(f"{label}: {error}") from None
         if len(payload) > MAX_MESSAGE_BYTES:

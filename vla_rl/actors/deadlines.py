@@ -28,7 +28,8 @@ class DeadlineWatch:
     """Watches the unanswered calls of one actor, given in the order in which they were sent.
 
     A serial actor works on one call at a time: the clock of a call that waits behind another begins when that one is
-    answered. A stream without credit waits for its consumer, and its clock stands still.
+    answered. A stream without credit waits for its consumer, and its clock stands still; not that of a call which the
+    consumer itself makes meanwhile, since neither would ever end.
 
     Args:
         calls: the live table of unanswered calls.
@@ -48,7 +49,7 @@ class DeadlineWatch:
         self.next_look = math.inf
         """When the calls are looked at next (time.monotonic seconds); `expect_by` matters before that."""
         self.answered_at = 0.0
-        """When the actor last answered a call (time.monotonic seconds); its owner writes this."""
+        """When the actor last answered a serial call (time.monotonic seconds); its owner writes this."""
 
     def expect_by(self, due: float) -> None:
         """Have the calls looked at at `due`, or earlier."""
@@ -87,17 +88,20 @@ class DeadlineWatch:
 
     def _next_due(self, now: float) -> tuple[float, PendingCall | None]:
         """When the next deadline may pass, and the call whose deadline has passed."""
-        next_due, behind_another = float("inf"), False
+        next_due, ahead = float("inf"), None
         for pending in self._calls().values():
             if pending.deadline_s is not None and pending.expects_answer:
                 if pending.concurrent:
                     due = pending.since + pending.deadline_s
-                elif behind_another:
+                elif ahead is not None and ahead.waits_for_caller_of(pending):
+                    due = max(pending.since, ahead.since) + pending.deadline_s
+                elif ahead is not None:
                     due = now + pending.deadline_s
                 else:
                     due = max(pending.since, self.answered_at) + pending.deadline_s
                 if due <= now:
                     return due, pending
                 next_due = min(next_due, due)
-            behind_another = behind_another or not pending.concurrent
+            if ahead is None and not pending.concurrent:
+                ahead = pending
         return next_due, None

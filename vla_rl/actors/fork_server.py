@@ -5,6 +5,7 @@ can copy: one thread, no event loop, no ZeroMQ context, no OpenGL; so it waits i
 the children need. A fork copies page tables only: what was prepared is shared until somebody writes to it.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -48,7 +49,7 @@ def main() -> None:
     name_process(_PROCESS_NAME)
     server = ForkServerLoop(socket.socket(fileno=int(sys.argv[1])))
     if not server.prepare(_read_preparation()):
-        sys.exit(1)
+        os._exit(1)  # what failed may have left a thread that an orderly exit would wait for
     settings = server.serve()
     if settings is not None:
         live(settings)
@@ -75,6 +76,7 @@ class ForkServerLoop:
                 _call(hook)
                 refuse_threads(hook.function)
         except Exception as error:  # raised again by whoever spawns
+            _flush()  # the runtime kills this process when it hears of it
             self._reply(Failed(report_of(error)))
             return False
         gc.collect()
@@ -153,6 +155,13 @@ def _call(hook: PrepareHook) -> None:
     if not callable(found):
         raise TypeError(f"the prepare hook {hook.function} is no function.")
     found(**hook.kwargs)
+
+
+def _flush() -> None:
+    """Let out what was printed and is still in the buffers of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or a hook closed or replaced it
+            stream.flush()
 
 
 def _settle_in(request: Fork, fds: list[int]) -> ChildSettings:

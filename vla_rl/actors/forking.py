@@ -55,18 +55,26 @@ class ForkServers:
     def __init__(self, name: str) -> None:
         self._name = name
         self._servers: dict[bytes, ForkServerProcess] = {}
+        self._is_closed = False
 
     def of(self, placement: ChildProcess) -> "ForkServerProcess":
-        """The server of this placement, started where there is none that lives. Raises: OSError where it cannot be."""
+        """The server of this placement, started where there is none that lives.
+
+        Raises: OSError where it cannot be; ActorDied after `close`.
+        """
         assert placement.fork_from is not None
+        name = f"fork server of {self._name}"
+        if self._is_closed:  # whoever began to spawn before goes on here
+            raise ActorDied(name, 0, "not started, since its runtime was left")
         key = msgspec.json.encode((placement.python, placement.fork_from), order="deterministic")
         server = self._servers.get(key)
         if server is None or not server.is_alive():
-            server = self._servers[key] = ForkServerProcess(f"fork server of {self._name}", placement)
+            server = self._servers[key] = ForkServerProcess(name, placement)
         return server
 
     async def close(self) -> None:
-        """End all servers; their children are gone by then."""
+        """End all servers, and start no other; their children are gone by then."""
+        self._is_closed = True
         for server in self._servers.values():
             server.close()
         try:
@@ -104,7 +112,7 @@ class ForkServerProcess:
         stderr_read, stderr_write = os.pipe()
         try:
             self._process = _start(placement, fork_from, theirs.fileno(), stderr_write)
-        except OSError:
+        except BaseException:
             self._socket.close()
             os.close(stderr_read)
             raise
@@ -211,6 +219,7 @@ class ForkServerProcess:
             self._ask_next()
         elif isinstance(reply, Failed):
             self._fail(error_from(reply.report, self.name, self.pid))
+            self.kill()
         elif isinstance(reply, Ended):
             self._forked.pop(reply.number).on_status(reply.returncode)
         else:

@@ -39,6 +39,7 @@ from vla_rl.actors.wire import (
     unpack_envelope,
 )
 from vla_rl.actors.zap import DOMAIN, Gatekeeper
+from vla_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class HostServer:
         self.address = address
 
     async def __aenter__(self) -> Self:
+        """Begin to serve. Raises: ConfigError where the address cannot be had."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gatekeeper = Gatekeeper(self._context, self._allowed)
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -75,7 +77,16 @@ class HostServer:
         router.curve_server = True
         router.curve_secretkey = self._keys.secret.encode()
         router.zap_domain = DOMAIN
-        router.bind(self._bind_to)
+        try:
+            router.bind(self._bind_to)
+        except zmq.ZMQError as error:
+            router.close(linger=0)
+            self._gatekeeper.close()
+            self._context.term()
+            raise ConfigError(
+                f"actors cannot be served on {self._bind_to!r}: {zmq.strerror(error.errno or 0)}; expected "
+                "tcp://interface:port of this host, with a port that nobody uses, or 0 for any such port."
+            ) from error
         self.address = str(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._router = router
         self._socket = LoopSocket(router, self._on_message, raw=True)
@@ -146,7 +157,7 @@ class HostServer:
             child = ChildChannel(
                 request.name, placement, self._context, functools.partial(self._forward, client), on_end, actor
             )
-        except OSError as error:
+        except Exception as error:  # whatever a client asked for, it hears of it, and the others are served on
             on_end(Death(0, f"could not be started: {error}"))
             return
         self._clients.setdefault(client, {})[actor] = child
@@ -204,7 +215,10 @@ def main() -> None:
         keys, allowed = read_keys(options.keys), [read_public_key(file) for file in options.allow]
     except (OSError, ValueError) as error:
         sys.exit(str(error))
-    uvloop.run(serve(options.bind, keys, allowed))
+    try:
+        uvloop.run(serve(options.bind, keys, allowed))
+    except ConfigError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

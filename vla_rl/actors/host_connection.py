@@ -15,7 +15,7 @@ from zmq.utils.monitor import parse_monitor_message
 from vla_rl.actors.channel import Death, OnEnd, OnMessage
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.placement import RemoteHost
-from vla_rl.actors.sockets import LoopSocket
+from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
 from vla_rl.actors.wire import (
     MAX_MESSAGE_BYTES,
     Birth,
@@ -35,8 +35,7 @@ _HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 def set_tcp_options(socket: zmq.Socket[bytes]) -> None:
     """What both ends of a connection between hosts agree on."""
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
+    lift_high_water_mark(socket)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
@@ -63,7 +62,7 @@ class HostConnection:
 
     def launch(self, name: str, env: dict[str, str], on_message: OnMessage, on_end: OnEnd) -> "RemoteChannel":
         """Ask for a process there; what it says, and its end, come through the callbacks."""
-        channel = RemoteChannel(self._next_id, self._socket, on_message, on_end, self._channels.pop)
+        channel = RemoteChannel(self._next_id, self.address, self._socket, on_message, on_end, self._channels.pop)
         self._channels[channel.actor_id] = channel
         self._next_id += 1
         request = LaunchRequest(name, env)
@@ -109,15 +108,21 @@ class RemoteChannel:
     def __init__(
         self,
         actor_id: int,
+        address: str,
         socket: LoopSocket,
         on_message: OnMessage,
         on_end: OnEnd,
         forget: Callable[[int], object],
     ) -> None:
         self.actor_id, self.on_message, self._on_end = actor_id, on_message, on_end
-        self.codec, self.pid = Codec(), 0
+        self.codec, self.pid, self._address = Codec(), 0, address
         self._socket, self._forget = socket, forget
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def unanswered(self) -> str:
+        """The host, as long as it has not sent a word of the process."""
+        return "" if self.pid else self._address
 
     def send(self, frames: Frames) -> None:
         """Queue one message; where the host is gone it is dropped."""

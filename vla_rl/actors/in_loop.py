@@ -24,6 +24,7 @@ class InLoopChannel:
 
     pid = 0
     actor_id = 0
+    unanswered = ""
 
     def __init__(
         self,
@@ -54,6 +55,8 @@ class InLoopChannel:
     def kill(self) -> None:
         """Cancel everything that the actor does."""
         self._killed = True
+        if self._server is not None:
+            self._server.is_killed = True
         self._task.cancel()
 
     async def until_gone(self) -> None:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import vla_rl
+from vla_rl.actors.environment import inherited_environment
 from vla_rl.errors import ConfigError
 
 RUNTIME_PACKAGES = {"msgspec": "msgspec", "numpy": "numpy", "uvloop": "uvloop", "zmq": "pyzmq"}
@@ -86,6 +87,7 @@ async def _ask(python: str, packages: tuple[str, ...]) -> tuple[list[int], list[
         python,
         "-c",
         _PROBE.format(packages=packages),
+        env=inherited_environment(),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

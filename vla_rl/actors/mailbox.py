@@ -37,7 +37,7 @@ class Mailbox:
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self.leave()  # the place came together with the cancellation: pass it on
-            else:
+            elif waiter in self._waiters:  # else `leave` has passed over it
                 self._waiters.remove(waiter)
             raise
 

@@ -45,6 +45,17 @@ class PendingCall:
         """Whether it is the actor's turn to act."""
         return True
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its task does nothing else until it is answered."""
+        return not self.future.done()
+
+    def waits_for_caller_of(self, other: "PendingCall") -> bool:
+        """Whether the actor waits in this call for the task that made the other one, and that task for the other one."""
+        if self.expects_answer or self.concurrent or self.task is None or self.task is not other.task:
+            return False
+        return other.is_awaited
+
     def succeed(self, value: Any) -> None:
         """Hand the answer to the caller."""
         if not self.future.done():
@@ -61,10 +72,21 @@ class PendingCall:
         """Wake whoever waits for something else than the future."""
 
 
+class PendingBegun(PendingCall):
+    """A call that was sent before anybody awaits it; its task may do other things meanwhile."""
+
+    __slots__ = ()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its task stands at `await` for it; where asyncio does not tell, it does not."""
+        return getattr(self.task, "_fut_waiter", None) is self.future
+
+
 class PendingStream(PendingCall):
     """Waits for items and then for the end. Holds at most the items that were granted."""
 
-    __slots__ = ("_news", "items", "num_granted", "num_taken")
+    __slots__ = ("_news", "is_cancelled", "items", "num_granted", "num_taken")
 
     def __init__(
         self,
@@ -77,12 +99,18 @@ class PendingStream(PendingCall):
         self.items: deque[Any] = deque()
         self.num_granted = 0
         self.num_taken = 0
+        self.is_cancelled = False
         self._news = asyncio.Event()
 
     @property
     def expects_answer(self) -> bool:
-        """A stream without credit waits for its consumer, not for the actor."""
-        return self.num_granted > 0
+        """A stream without credit waits for its consumer, not for the actor; one that is to stop, for the actor."""
+        return self.num_granted > 0 or self.is_cancelled
+
+    def cancel(self) -> None:
+        """The actor was asked to stop it, and has its time for that from now on."""
+        if not self.is_cancelled:
+            self.is_cancelled, self.since = True, time.monotonic()
 
     def add(self, item: Any) -> None:
         """Take one item from the wire."""

@@ -6,6 +6,7 @@ way the remote traceback is attached as a note, so that it is printed with the e
 
 import builtins
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ import vla_rl.errors
 from vla_rl.errors import RemoteError
 
 _MAX_TRACEBACK = 20_000
-_PLAIN = (str, int, float, bool, bytes, type(None))
+_PLAIN = (int, float, bool, bytes, type(None))
 
 
 class ErrorReport(msgspec.Struct, frozen=True, array_like=True):
@@ -30,16 +31,26 @@ class ErrorReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 def report_of(error: BaseException) -> ErrorReport:
-    """What can be said about an exception with plain values only."""
+    """What can be said about an exception with plain values only. Never raises, whatever the exception's own code does."""
+    try:
+        report = _full_report(error)
+        msgspec.msgpack.encode(report)
+    except Exception as failure:
+        name, reason = type(error).__qualname__, f"(its report failed with {type(failure).__name__})"
+        return ErrorReport("", name, reason, [], {}, reason)
+    return report
+
+
+def _full_report(error: BaseException) -> ErrorReport:
     text = "".join(traceback.format_exception(error))
     kind = type(error)
     return ErrorReport(
         module=kind.__module__,
         name=kind.__qualname__,
-        message=_message_of(error),
+        message=_encodable(_said_by(str, error)),
         args=[_plain(arg) for arg in error.args],
-        attributes={name: _plain(value) for name, value in vars(error).items() if name != "__notes__"},
-        traceback=text[-_MAX_TRACEBACK:],
+        attributes={_encodable(name): _plain(value) for name, value in vars(error).items() if name != "__notes__"},
+        traceback=_encodable(text[-_MAX_TRACEBACK:]),
     )
 
 
@@ -72,20 +83,28 @@ def _own_class(report: ErrorReport) -> Exception | None:
     return error
 
 
-def _message_of(error: BaseException) -> str:
+def _said_by(way: Callable[[Any], str], value: Any) -> str:
+    """`str` or `repr` of a value; where the application's own is broken, its report must still leave."""
     try:
-        return str(error)
-    except Exception as failure:  # the application's own __str__ is broken; its report must still leave
-        return f"(its __str__ raised {type(failure).__name__})"
+        return way(value)
+    except Exception as failure:
+        return f"(its __{way.__name__}__ raised {type(failure).__name__})"
+
+
+def _encodable(text: str) -> str:
+    """The same where it is Unicode; a lone surrogate, as in the name of an odd file, as its escape."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
-        return value.item()
+        value = value.item()
+    if isinstance(value, str):
+        return _encodable(value)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return repr(value)
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return repr(value)
+    return _encodable(_said_by(repr, value))

@@ -1,6 +1,7 @@
 """The runtime: owns every actor, task, child process, socket and shared-memory slot, and leaves none of them behind."""
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping
@@ -85,6 +86,7 @@ class Runtime:
         self._fork_servers = ForkServers(name)
         self._numbers = itertools.count()
         self._group: asyncio.TaskGroup | None = None
+        self._is_left = False
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._lag: LoopLag | None = None
 
@@ -104,6 +106,7 @@ class Runtime:
         assert self._group is not None
         assert self._context is not None
         assert self._lag is not None
+        self._is_left = True
         try:
             try:
                 await self._stop_all()
@@ -148,8 +151,9 @@ class Runtime:
             start_timeout_s: longest time for its constructor and `on_start`.
             mailbox: unanswered calls at a time; the next sender waits.
 
-        Raises: what the constructor or `on_start` raises; ActorDied; TimeoutError; TypeError for a class or an argument
-            that cannot be sent there; ValueError for a deadline of no endpoint; what `prepare` raises.
+        Raises: what the constructor or `on_start` raises; ActorDied, also where the runtime is left meanwhile;
+            TimeoutError; TypeError for a class or an argument that cannot be sent there; ValueError for a deadline of no
+            endpoint; what `prepare` raises.
         """
         kind = cast(type[Actor], actor_class)
         table = table_of(kind)
@@ -159,14 +163,17 @@ class Runtime:
         target = kind.__qualname__ if isinstance(placement, InLoop) else target_of(kind)
         request = SpawnRequest(target, table.fingerprint, mailbox)
         bound = table.constructor.bind(args, {})
-        if isinstance(placement, ChildProcess):
-            await self.prepare(placement)
         launch = self._launcher(name, table, bound, placement, mailbox)
-        supervisor = Supervisor(client, launch, request, bound, restart, start_timeout_s)
+        prepare = functools.partial(self._prepare, placement)
+        supervisor = Supervisor(client, prepare, launch, request, bound, restart, start_timeout_s)
         group = self._open_group()
-        await supervisor.start()
         record = _Record(self, client, supervisor, placement)
-        self._living.add(record)
+        self._living.add(record)  # leaving the runtime meanwhile stops it
+        try:
+            await supervisor.start()
+        except BaseException:
+            self._living.discard(record)
+            raise
         group.create_task(self._supervise(record), name=f"supervise {name}")
         return cast(A, handle_class(kind)(client, record))
 
@@ -177,6 +184,11 @@ class Runtime:
             that did not end in time; ActorDied where the fork server dies.
         """
         self._open_group()
+        await self._prepare(placement)
+
+    async def _prepare(self, placement: Placement) -> None:
+        if not isinstance(placement, ChildProcess):
+            return
         if placement.python is not None:
             await check_interpreter(placement.python)
         if placement.fork_from is not None:
@@ -237,7 +249,7 @@ class Runtime:
         return record
 
     def _open_group(self) -> asyncio.TaskGroup:
-        if self._group is None or self._context is None or self._context.closed:
+        if self._group is None or self._is_left:
             raise RuntimeError(f"runtime {self.name!r} is not open; use `async with`.")
         return self._group
 

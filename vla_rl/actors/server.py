@@ -91,6 +91,8 @@ class ActorServer:
         self._is_idle, self._worked_s, self._ended = False, 0.0, 0.0
         self._begun: tuple[_Work, BegunCall] | None = None
         self.num_rejected = 0
+        self.is_killed = False
+        """Whether its task was cancelled for good; its owner writes this, since a call may take that for its own."""
 
     async def serve(self) -> None:
         """Start the actor, work until STOP, stop the actor. Raises: what `on_start` or `on_stop` raises."""
@@ -218,7 +220,7 @@ class ActorServer:
         task = asyncio.current_task()
         assert task is not None
         turn_began = time.perf_counter()
-        while True:
+        while not self.is_killed:
             while not mailbox and self._begun is None:
                 await self._until_woken()
                 turn_began = time.perf_counter()
@@ -242,6 +244,7 @@ class ActorServer:
             if mailbox and time.perf_counter() - turn_began > _LONGEST_TURN_S:
                 await asyncio.sleep(0)
                 turn_began = time.perf_counter()
+        raise asyncio.CancelledError
 
     async def _until_woken(self) -> None:
         """Wait for something to do. A cancellation that is meant for a call begun meanwhile goes there."""

@@ -35,6 +35,15 @@ _MOST_IN_BATCH = 16
 _POLLIN, _NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 
+def lift_high_water_mark(socket: zmq.Socket[bytes]) -> None:
+    """Drop nothing: above ZeroMQ's mark of a thousand messages, what is sent while its thread is kept waiting is lost.
+
+    To be called before `bind` and `connect`. The calls in flight are what bounds the queue.
+    """
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+
+
 class MessageSocket:
     """Reads and writes messages of ours on `socket`; who says when is a matter of its subclasses.
 

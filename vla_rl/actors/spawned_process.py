@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 import vla_rl
+from vla_rl.actors.environment import inherited_environment
 from vla_rl.actors.fork_protocol import ChildSettings
 from vla_rl.actors.placement import ChildProcess
 
@@ -42,17 +43,17 @@ StartProcess = Callable[[ChildProcess, ChildSettings, Sequence[int], int, OnExit
 
 
 class SpawnedProcess:
-    """A fresh interpreter. See `StartProcess` for the arguments; raises OSError where it cannot be started."""
+    """A fresh interpreter. See `StartProcess` for the arguments; raises what `subprocess_of` raises."""
 
     def __init__(
         self, placement: ChildProcess, settings: ChildSettings, arenas: Sequence[int], stderr: int, on_exit: OnExit
     ) -> None:
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
+        words = msgspec.json.encode(settings)
         self._process = subprocess_of(
             placement, ["vla_rl.actors.child", settings.name], placement.env, stderr, arenas, stdin=subprocess.PIPE
         )
-        words = msgspec.json.encode(settings)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone already, as its pidfd will tell
             self._process.stdin.write(len(words).to_bytes(4, "little") + words)
@@ -88,9 +89,13 @@ def subprocess_of(
     pass_fds: Sequence[int],
     stdin: int,
 ) -> "subprocess.Popen[bytes]":
-    """A fresh interpreter that runs one of our modules, with nothing of this process but its environment and stdout."""
+    """A fresh interpreter that runs one of our modules, with nothing of this process but its environment and stdout.
+
+    Raises: OSError where it cannot be started; ValueError for a variable that no environment can hold.
+    """
     own_path = [] if placement.python else [str(Path(vla_rl.__file__).parent.parent)]
-    python_path = os.pathsep.join(filter(None, [*own_path, os.environ.get("PYTHONPATH")]))
+    inherited = inherited_environment()
+    python_path = os.pathsep.join(filter(None, [*own_path, inherited.get("PYTHONPATH")]))
     # Ctrl-C goes to the whole process group: a child must not die of it before it can say so.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -100,7 +105,7 @@ def subprocess_of(
             bufsize=0,
             stderr=stderr,
             pass_fds=pass_fds,
-            env={**os.environ, "PYTHONPATH": python_path, **env},
+            env={**inherited, "PYTHONPATH": python_path, **env},
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -108,7 +113,7 @@ def subprocess_of(
 
 def own_sys_path(placement: ChildProcess) -> list[str] | None:
     """What the child's `sys.path` is to be: ours, or None for that of another interpreter."""
-    return None if placement.python else sys.path
+    return None if placement.python else [str(entry) for entry in sys.path]
 
 
 def cause_of(returncode: int) -> str:

@@ -1,6 +1,7 @@
 """What a child writes to stderr: passed on with its name in front, and the last lines kept for its obituary."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections import deque
@@ -56,7 +57,10 @@ class StderrTail:
     def _take_line(self, line: bytes) -> None:
         text = line[:_LONGEST_LINE].decode(errors="replace")
         self._lines.append(text)
-        sys.stderr.write(f"[{self._name}] {text}\n")
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # ours may lead nowhere; a child's end has to be noticed all the same
+            sys.stderr.write(f"[{self._name}] {text}\n")
 
     def _shut(self) -> None:
         if self._open:

@@ -6,7 +6,7 @@ Invariant: while the runtime is open a supervisor has at most one incarnation, a
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ class Supervisor:
     """Owns the incarnations of one actor.
 
     Args:
+        prepare: waited for before each launch, and not counted as its start.
         launch: begins an incarnation; what it says first and last comes back through the two callbacks.
         request, args: what to build, sent to whoever says hello.
         restart: None leaves a dead actor dead.
@@ -36,6 +37,7 @@ class Supervisor:
     def __init__(
         self,
         client: ActorClient,
+        prepare: Callable[[], Awaitable[None]],
         launch: Launcher,
         request: SpawnRequest,
         args: tuple[Any, ...],
@@ -43,7 +45,7 @@ class Supervisor:
         start_timeout_s: float,
     ) -> None:
         self.client, self.num_restarts = client, 0
-        self._launch_channel, self._request, self._args = launch, request, args
+        self._prepare, self._launch_channel, self._request, self._args = prepare, launch, request, args
         self._intensity = Intensity(restart) if restart is not None else None
         self._start_timeout_s = start_timeout_s
         self._channel: Channel | None = None
@@ -58,11 +60,20 @@ class Supervisor:
         """Whether there is no incarnation and none will come."""
         return self._channel is None and self.client.state in (State.DEAD, State.STOPPED)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its owner wants no further incarnation."""
+        return self._stopping
+
     async def start(self) -> None:
         """Launch and wait until the actor is ready.
 
-        Raises: what its constructor or `on_start` raised; ActorDied; TimeoutError.
+        Raises: what `prepare`, its constructor or `on_start` raised; ActorDied, also where it is stopped meanwhile;
+            TimeoutError.
         """
+        await self._prepare()
+        if self._stopping:
+            raise ActorDied(self.client.name, 0, "stopped by its owner before it was started")
         limit = asyncio.timeout(self._start_timeout_s)
         self._ready = asyncio.get_running_loop().create_future()
         self._ended.clear()
@@ -71,13 +82,19 @@ class Supervisor:
             async with limit:
                 await self._ready
         except BaseException as error:
+            unanswered = channel.unanswered
             channel.kill()
             await channel.until_gone()
             if isinstance(error, TimeoutError) and limit.expired():  # else it is the actor's own
-                raise TimeoutError(self._describe_slow_start()) from None
+                raise TimeoutError(self._describe_slow_start(unanswered)) from None
             raise
 
-    def _describe_slow_start(self) -> str:
+    def _describe_slow_start(self, unanswered: str) -> str:
+        if unanswered:
+            return (
+                f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s: no answer from {unanswered}; "
+                "expected `python -m vla_rl.actors.host` to serve there, where this host can reach it."
+            )
         words = "".join(f"\n    {line}" for line in self._last_words)
         return (
             f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s and was killed; raise "
@@ -96,7 +113,7 @@ class Supervisor:
     async def _replace(self, intensity: Intensity) -> bool:
         """One incarnation ended; True once the next one stands, False where the actor was stopped meanwhile."""
         cause: BaseException | None = None
-        while intensity.admit(time.monotonic()):
+        while not self.is_stopping and intensity.admit(time.monotonic()):
             self.num_restarts += 1
             logger.warning("actor %s: restart %d.", self.client.name, self.num_restarts)
             self._restarting = asyncio.create_task(self.start(), name=f"restart {self.client.name}")
@@ -114,12 +131,17 @@ class Supervisor:
                 return True
             finally:
                 self._restarting = None
+        if self.is_stopping:
+            return False
         limit = self.client.last_error("it died more often than its restart policy allows", cause)
         self.client.give_up(State.DEAD, limit)
         raise limit from cause
 
     async def stop(self, grace_s: float) -> None:
-        """Let the actor finish its calls and end, for at most `grace_s`; then kill it. Again waits for that end."""
+        """Let the actor finish its calls and end, for at most `grace_s`; then kill it. Again waits for that end.
+
+        One that is not ready yet has no calls, and is killed at once: its `start` raises.
+        """
         if not self._stopping:
             self._stopping = True
             if self._restarting is not None:
@@ -127,6 +149,8 @@ class Supervisor:
             self.client.ask_to_stop()
         channel = self._channel
         if channel is not None:
+            if not self._ready.done():
+                channel.kill()
             try:
                 async with asyncio.timeout(grace_s):
                     await channel.until_gone()
@@ -182,7 +206,8 @@ class Supervisor:
     def _on_end(self, death: Death) -> None:
         self._channel, self._last_words = None, death.last_words
         if not self._ready.done():
-            self._ready.set_exception(ActorDied(self.client.name, death.pid, death.cause, death.last_words))
+            cause = "stopped by its owner before it was ready" if self._stopping else death.cause
+            self._ready.set_exception(ActorDied(self.client.name, death.pid, cause, death.last_words))
             return
         if self._stopping:
             self.client.disconnect(Death(death.pid, "stopped by its owner"), State.STOPPED)

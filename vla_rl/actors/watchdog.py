@@ -4,6 +4,7 @@ It runs outside the loop, so it also works while the loop is blocked. What count
 """
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -13,6 +14,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TextIO
 
 from vla_rl.actors.waits import current_waits, note_progress, progress_counts, seconds_since_progress
+
+logger = logging.getLogger(__name__)
 
 
 class Watchdog:
@@ -64,13 +67,21 @@ class Watchdog:
                 return
 
     def _report(self, quiet_s: float) -> None:
+        try:
+            self._print(quiet_s)
+        except Exception:  # such as a pipe that nobody reads any more: the watch goes on
+            logger.exception(
+                "the watchdog saw no progress for %.1f s and could not print where everything stands.", quiet_s
+            )
+        if self._abort:
+            os.abort()
+
+    def _print(self, quiet_s: float) -> None:
         out = self._out if self._out is not None else sys.stderr
         counts = ", ".join(f"{what} {count}" for what, count in progress_counts().items())
         out.write(f"watchdog: no progress for {quiet_s:.1f} s (so far: {counts}).\n{self.describe()}\n")
         out.flush()
         self.num_reports += 1
-        if self._abort:
-            os.abort()
 
 
 def _wait_graph() -> str:

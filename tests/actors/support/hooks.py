@@ -24,6 +24,12 @@ def fail() -> None:
     raise FileNotFoundError("scene.xml is missing from the assets")
 
 
+def print_and_fail() -> None:
+    """Say what is the matter, and raise."""
+    print("looked in /usr/share/scenes")
+    fail()
+
+
 def exit_with(code: int) -> None:
     """End the server, with a word on stderr."""
     os.write(2, b"out of memory\n")
@@ -38,6 +44,16 @@ def hang() -> None:
 def start_thread() -> None:
     """Leave a thread behind."""
     threading.Thread(target=time.sleep, args=(3600,), name="prefetcher", daemon=True).start()
+
+
+def start_lasting_thread() -> None:
+    """Leave a thread behind that an exit waits for."""
+    threading.Thread(target=time.sleep, args=(3600,), name="writer").start()
+
+
+def take_time(seconds: float) -> None:
+    """Prepare slowly."""
+    time.sleep(seconds)
 
 
 class Heir(Actor):

@@ -1,6 +1,7 @@
 """A program with actors, to be killed or interrupted by a test: `parent_program.py FOLDER`."""
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ async def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who was started in the background by a shell ignores it
     try:
         asyncio.run(main(Path(sys.argv[1])))
     except KeyboardInterrupt:

@@ -113,6 +113,12 @@ class Counter(Actor):
     async def raise_own_error(self) -> None:
         raise OwnError("mine")
 
+    async def raise_surrogate(self) -> None:
+        raise ValueError("caf\udcff", {"caf\udcff"})
+
+    async def raise_unspeakable(self) -> None:
+        raise ValueError(Unspeakable())
+
     async def raise_cancelled(self) -> None:
         raise asyncio.CancelledError
 
@@ -129,6 +135,13 @@ class Counter(Actor):
 
     async def environment(self, name: str) -> str | None:
         return os.environ.get(name)
+
+
+class Unspeakable:
+    """Says nothing of itself."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
 
 
 class OwnError(Exception):
@@ -155,6 +168,21 @@ class Streamer(Actor):
     async def count_beside_others(self, n: int) -> AsyncIterator[int]:
         async for number in self.count(n):
             yield number
+
+    async def count_and_linger(self, n: int) -> AsyncIterator[int]:
+        """Takes for ever to stop."""
+        try:
+            for number in range(n):
+                yield number
+        finally:
+            await asyncio.sleep(3600)
+
+    async def serial_made(self) -> int:
+        return self._made
+
+    async def mixed(self) -> AsyncIterator[int]:
+        for item in (1, "x", 3, 4):
+            yield item  # type: ignore[misc]
 
     async def count_and_fail(self, n: int) -> AsyncIterator[int]:
         for number in range(n):
