@@ -8,12 +8,16 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from vla_rl.errors import ConfigError
 from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig, function_path
+from vla_rl.sandbox import sandbox as sandbox_module
 from vla_rl.sandbox.descendants import descendants_of
+from vla_rl.sandbox.keeper_process import KeeperProcess
+from vla_rl.sandbox.protocol import Ended
 
 
 @pytest.fixture
@@ -103,6 +107,55 @@ async def test_a_function_that_forks_without_end_is_stopped_early(sandbox: Sandb
     assert len(children_of_keeper(sandbox)) == 0
 
 
+async def test_a_call_may_have_as_many_processes_as_it_is_told(sandbox: Sandbox) -> None:
+    limits = ProcessLimits(max_processes=4)
+    within = await sandbox.call("misbehaving:forks", {"times": 3}, limits)
+    assert (within.value, within.fault) == (4, None)
+    beyond = await sandbox.call("misbehaving:forks", {"times": 4}, limits)
+    assert beyond.fault in ("raised", "too_many_processes")
+
+
+UNISOLATED = """
+import select, sys
+from pathlib import Path
+from vla_rl.sandbox import child, running
+from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox.protocol import ProgramCall
+
+child.try_isolation = lambda *, network: False
+folder = sys.argv[1]
+call = ProgramCall(0, f"open({folder + '/ran'!r}, 'w')", "", ProcessLimits(network=False))
+running_call = running.RunningCall(call, Path(folder), can_isolate=True)
+select.select([running_call.pidfd], [], [])
+ended = running_call.ended()
+print(ended.fault, "|", ended.words)
+"""
+
+
+def test_a_call_that_gets_no_namespaces_where_others_do_is_not_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UNISOLATED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("not_isolated | the kernel gave it no namespaces of its own"), done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("num_refusals", "fault"), [(2, None), (100, "not_isolated")])
+async def test_a_call_that_was_not_isolated_is_tried_again_for_a_while(
+    num_refusals: int, fault: str | None, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, asked = KeeperProcess.answer, list[int]()
+
+    async def refused(keeper: KeeperProcess, number: int, message: bytes, within_s: float) -> Ended:
+        asked.append(number)
+        ended = await answer(keeper, number, message, within_s)
+        return msgspec.structs.replace(ended, fault="not_isolated") if len(asked) <= num_refusals else ended
+
+    monkeypatch.setattr(KeeperProcess, "answer", refused)
+    monkeypatch.setattr(sandbox_module, "RETRIES_AFTER_S", (0.0, 0.0, 0.0))
+    result = await sandbox.run_program("print(5)")
+    assert (result.fault, result.stdout, len(asked)) == (fault, "5\n", min(num_refusals + 1, 4))
+
+
 async def test_what_a_call_left_behind_is_killed_with_it(sandbox: Sandbox) -> None:
     result = await sandbox.call("misbehaving:leaves_a_process_behind", {"seconds": 7654.25})
     assert result.fault is None
@@ -162,6 +215,27 @@ async def test_a_program_has_no_network(sandbox: Sandbox) -> None:
 async def test_cpu_time_is_limited_as_well(sandbox: Sandbox) -> None:
     result = await sandbox.run_program("while True: pass", "", ProcessLimits(timeout_s=100.0, cpu_s=1))
     assert (result.fault, result.text) == ("timed_out", "it took longer than 1 s of CPU time and was stopped")
+
+
+NOBODY_LOOKS_AT_THE_CLOCK = """
+import select, sys
+from pathlib import Path
+from vla_rl.sandbox import running
+from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox.protocol import ProgramCall
+
+call = ProgramCall(0, "while True: pass", "", ProcessLimits(timeout_s=0.5))
+busy = running.RunningCall(call, Path(sys.argv[1]), can_isolate=False)
+select.select([busy.pidfd], [], [])
+ended = busy.ended()
+print(ended.fault, "|", ended.words)
+"""
+
+
+def test_a_busy_loop_ends_by_the_clock_also_where_the_kernel_is_first_to_end_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NOBODY_LOOKS_AT_THE_CLOCK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "timed_out | it took longer than 0.5 s and was stopped\n", done.stderr
 
 
 async def test_a_cancelled_call_ends_its_process(sandbox: Sandbox) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from vla_rl.errors import ConfigError, DataError, EnvError
-from vla_rl.sandbox import ProcessLimits, Sandbox
+from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig
 from vla_rl.scoring import Score, final_answer, make_scorer, scorers
+from vla_rl.scoring.answers import last_program
 
 
 @pytest.fixture
@@ -91,6 +92,56 @@ async def test_code_is_scored_by_the_share_of_tests_that_pass(sandbox: Sandbox) 
         await score(sandbox, "code", right, "print(5)")
     with pytest.raises(DataError, match="is an empty list, expected at least one test"):
         await score(sandbox, "code", right, [])
+
+
+@pytest.mark.parametrize(
+    ("reply", "program"),
+    [
+        ("Install it:\n```bash\npip install x\n```\nthen\n```python\nprint(1)\n```", "print(1)\n"),
+        ("```python\nprint(1)\n```\nIt prints:\n```\n1\n```", "print(1)\n"),
+        ("```Python\nprint(1)\n```", "print(1)\n"),
+        ("```py\nprint(1)\n```\nbetter:\n```python3\nprint(2)\n```\n", "print(2)\n"),
+        ("```\nprint(1)\n```\n```\nprint(2)\n```\n```text\n2\n```", "print(2)\n"),
+        ("1. so:\n   ```python\n   if 1:\n       print(1)\n   ```", "if 1:\n    print(1)\n"),
+        ("````python\n# as in\n```\nprint(1)\n````", "# as in\n```\nprint(1)\n"),
+        ("```bash\nls\n```", "```bash\nls\n```"),
+        ("```python\nprint(1)```", "print(1)\n"),
+        ("```python\nprint(1)\n```.", "print(1)\n"),
+        ("```python\nx = 'a\u2028b'\n```", "x = 'a\u2028b'\n"),
+        ("```python\r\nprint(1)\r\n```\r\n", "print(1)\n"),
+        ("```python\nprint(1)", "```python\nprint(1)"),
+        ("print(1)", "print(1)"),
+    ],
+)
+def test_the_program_is_the_last_block_of_python(reply: str, program: str) -> None:
+    assert last_program(reply) == program
+
+
+async def test_the_tests_of_a_row_have_a_budget_together(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorers, "_CODE_BUDGET_S", 10.0)
+    slow = "```python\nimport time\ntime.sleep(5.5)\nprint(5)\n```"
+    found = await score(sandbox, "code", slow, [{"stdin": "", "stdout": "5\n"}] * 4)
+    assert (found.value, found.fault) == (0.25, "timed_out")
+    assert sandbox.counts == {"done": 1, "timed_out": 1}
+
+
+async def test_waiting_for_a_place_in_the_sandbox_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorers, "_CODE_BUDGET_S", 8.0)
+    slow = "```python\nimport time\ntime.sleep(3)\nprint(5)\n```"
+    async with asyncio.timeout(100), Sandbox(SandboxConfig(max_calls=1)) as sandbox:
+        rows = [score(sandbox, "code", slow, [{"stdin": "", "stdout": "5\n"}]) for _ in range(3)]
+        assert [found.value for found in await asyncio.gather(*rows)] == [1.0] * 3
+
+
+async def test_a_kernel_that_isolates_nothing_says_nothing_of_a_reply(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any) -> CallResult:
+        return CallResult(fault="not_isolated", text="no namespaces")
+
+    monkeypatch.setattr(sandbox, "run_program", refused)
+    with pytest.raises(EnvError, match=r"was not isolated \(no namespaces\); raise user.max_user_namespaces"):
+        await score(sandbox, "code", "```python\nprint(5)\n```", [{"stdin": "", "stdout": "5\n"}])
 
 
 async def test_a_program_that_hangs_ends_its_tests(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

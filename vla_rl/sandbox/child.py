@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, get_type_hints
 
 import msgspec
 
@@ -19,6 +19,9 @@ from vla_rl.sandbox.protocol import FunctionCall, ProgramCall, Returned
 
 RESULT_FD: Final = 3
 PROGRAM_FILE: Final = "program.py"
+NOT_ISOLATED: Final = b"\xc1not isolated"
+"""In place of a result, which never begins with this byte: msgpack does not use it."""
+
 _OWN_PROCESSES: Final = 0x10000000 | 0x20000000 | 0x08000000  # namespaces of users, processes and IPC
 _OWN_NETWORK: Final = 0x40000000
 _FIRST_UNUSED_UID: Final = 1_000_000_000
@@ -30,14 +33,19 @@ _MIB: Final = 1 << 20
 def run_call(
     call: FunctionCall | ProgramCall, folder: Path, fds: tuple[int, int, int], *, can_isolate: bool
 ) -> NoReturn:
-    """Do what was asked, and end. `fds`: where stdout, stderr and the result go."""
+    """Do what was asked, and end; where `can_isolate` turns out to be wrong, end without having done it.
+
+    `fds`: where stdout, stderr and the result go.
+    """
     try:
         os.setsid()
         become_subreaper()
         _take_over(folder, fds)
-        is_alone = can_isolate and try_isolation(network=call.limits.network)
+        if can_isolate and not try_isolation(network=call.limits.network):
+            _write_all(RESULT_FD, NOT_ISOLATED)
+            os._exit(1)
         _die_with_parent()  # a change of namespaces would undo it
-        if is_alone:
+        if can_isolate:
             _fork_as_first_process()
         _set_limits(call.limits, is_program=isinstance(call, ProgramCall), is_alone=can_isolate)
         if isinstance(call, ProgramCall):
@@ -57,8 +65,8 @@ def run_call(
 
 
 def try_isolation(*, network: bool) -> bool:
-    """Move this process into namespaces of its own, from where no other process can be seen or killed, and unless
-    `network`, nothing be reached; False where the kernel does not let us.
+    """Move this process into namespaces of its own, from where no other process can be killed (`/proc` still lists them),
+    and unless `network`, nothing be reached; False where the kernel does not let us.
 
     Its next child is the first process there: when it ends, the kernel kills all others at once.
     """
@@ -113,11 +121,12 @@ def _fork_as_first_process() -> None:
 def _set_limits(limits: ProcessLimits, *, is_program: bool, is_alone: bool) -> None:
     """`is_alone`: in namespaces of its own, where this user's other processes are not counted."""
     held = 0 if is_program else int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    others = 0 if is_alone else num_processes_of(os.getuid()) + _SPARE_PROCESSES
+    # alone there is one more, which waits outside for the first process of the namespace
+    others = 1 if is_alone else num_processes_of(os.getuid()) + _SPARE_PROCESSES
     for what, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NPROC, others + limits.max_processes),
-        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_CPU, limits.most_cpu_s),
         (resource.RLIMIT_FSIZE, limits.file_mb * _MIB),
         (resource.RLIMIT_AS, held + limits.memory_mb * _MIB),
     ):
@@ -133,7 +142,11 @@ def _answer_of(call: FunctionCall) -> bytes:
         function = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
-        return msgspec.msgpack.encode(Returned(value=function(**call.arguments)))  # type: ignore[operator]
+        arguments = call.arguments
+        if call.is_converted:
+            hints = get_type_hints(function, include_extras=True)
+            arguments = {name: msgspec.convert(value, hints[name]) for name, value in arguments.items()}
+        return msgspec.msgpack.encode(Returned(value=function(**arguments)))  # type: ignore[operator]
     except (Exception, SystemExit) as error:
         return msgspec.msgpack.encode(Returned(error=f"{type(error).__name__}: {error}"[:4096]))
 

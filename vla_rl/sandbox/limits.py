@@ -1,5 +1,7 @@
 """How long, how much and how many: the limits of one call in a process of its own."""
 
+import math
+
 from vla_rl.types import Config
 
 
@@ -9,8 +11,9 @@ class ProcessLimits(Config, frozen=True, kw_only=True):
     timeout_s: float = 10.0
     """Wall-clock time, from its start."""
 
-    cpu_s: int = 10
-    """CPU time of each process."""
+    cpu_s: int | None = None
+    """CPU time of each process. None allows what one thread can use in `timeout_s`, and a second more, so that a busy loop
+    ends by the clock."""
 
     memory_mb: int = 2048
     """Address space of each process, in MiB, on top of what the function's process has when it is forked."""
@@ -25,9 +28,16 @@ class ProcessLimits(Config, frozen=True, kw_only=True):
     """Processes that it may have at a time, itself included."""
 
     network: bool = True
-    """False cuts it off from the network, where the kernel lets us; `CallResult.is_offline` says whether it did."""
+    """False cuts it off from the network, where the kernel lets us; `CallResult.is_offline` says whether it did. Where it
+    lets us, a call for which it does not, in several tries, is not run: the fault "not_isolated"."""
 
     def __post_init__(self) -> None:
-        self.require(self.timeout_s > 0, "timeout_s", "> 0 seconds")
-        for field in ("cpu_s", "memory_mb", "file_mb", "output_kb", "max_processes"):
+        self.require(0 < self.timeout_s < math.inf, "timeout_s", "> 0 seconds, and finite")
+        self.require(self.cpu_s is None or self.cpu_s >= 1, "cpu_s", ">= 1")
+        for field in ("memory_mb", "file_mb", "output_kb", "max_processes"):
             self.require(getattr(self, field) >= 1, field, ">= 1")
+
+    @property
+    def most_cpu_s(self) -> int:
+        """`cpu_s`, or what stands for None."""
+        return math.ceil(self.timeout_s) + 1 if self.cpu_s is None else self.cpu_s

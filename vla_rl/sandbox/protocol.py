@@ -7,7 +7,7 @@ import msgspec
 
 from vla_rl.sandbox.limits import ProcessLimits
 
-Fault: TypeAlias = Literal["raised", "timed_out", "died", "printed_too_much", "too_many_processes"]
+Fault: TypeAlias = Literal["raised", "timed_out", "died", "printed_too_much", "too_many_processes", "not_isolated"]
 
 IMPORT_TIMEOUT_S: Final = 60
 """For one `Import`, during which the keeper does nothing else."""
@@ -22,6 +22,8 @@ class FunctionCall(msgspec.Struct, frozen=True, tag=True):
     path: str
     arguments: dict[str, Any]
     limits: ProcessLimits
+    is_converted: bool = False
+    """Whether arguments become what the function's type hints say."""
 
 
 class ProgramCall(msgspec.Struct, frozen=True, tag=True):
@@ -68,6 +70,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     stdout: bytes
     stderr: bytes
     is_offline: bool
+    duration_s: float = 0.0
 
 
 Answer: TypeAlias = Imported | Ended

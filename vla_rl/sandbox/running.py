@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from vla_rl.sandbox.child import PROGRAM_FILE, run_call
+from vla_rl.sandbox.child import NOT_ISOLATED, PROGRAM_FILE, run_call
 from vla_rl.sandbox.descendants import children_of, descendants_of, kill_all_below
 from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall
 
@@ -45,7 +45,8 @@ class RunningCall:
             os.set_blocking(reading, False)
             self.pipes[reading] = name
         self.pidfd = os.pidfd_open(self.pid)
-        self.deadline = time.monotonic() + call.limits.timeout_s
+        self._began = time.monotonic()
+        self.deadline = self._began + call.limits.timeout_s
 
     def read(self, fd: int) -> bool:
         """Take what is in a pipe; False where it is at its end. A call that printed too much is killed."""
@@ -61,12 +62,14 @@ class RunningCall:
 
     def check(self, now: float) -> None:
         """Kill the call if its time is over, or if it became too many processes."""
-        limits = self.call.limits
         if self._fault is not None:
             return
+        limits = self.call.limits
+        # isolated, `pid` only waits for the first process of the namespace, and everything that counts is below it
+        too_many = limits.max_processes + self._is_isolated
         if now >= self.deadline:
-            self.kill("timed_out", f"it took longer than {limits.timeout_s:g} s and was stopped")
-        elif len(descendants_of(self.pid, limits.max_processes)) >= limits.max_processes + self._is_isolated:
+            self.kill("timed_out", self._too_long())
+        elif len(descendants_of(self.pid, too_many)) >= too_many:
             self.kill("too_many_processes", f"it started more than {limits.max_processes} processes and was stopped")
 
     def kill(self, fault: Fault, words: str) -> None:
@@ -92,7 +95,9 @@ class RunningCall:
             os.close(fd)
         os.close(self.pidfd)
         shutil.rmtree(self._folder, ignore_errors=True)
-        fault = self._fault or self._fault_of(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime)
+        duration_s = time.monotonic() - self._began
+        cpu_s = usage.ru_utime + usage.ru_stime
+        fault = self._fault or self._fault_of(os.waitstatus_to_exitcode(status), duration_s, cpu_s)
         return Ended(
             id=self.call.id,
             fault=None if fault is None else fault[0],
@@ -101,6 +106,7 @@ class RunningCall:
             stdout=bytes(self._kept["stdout"]),
             stderr=bytes(self._kept["stderr"]),
             is_offline=self._is_isolated and not self.call.limits.network,
+            duration_s=duration_s,
         )
 
     def _check_amount(self, fd: int, most: int) -> None:
@@ -113,14 +119,23 @@ class RunningCall:
         before = len(self._kept[self.pipes[fd]])
         return self.read(fd) and len(self._kept[self.pipes[fd]]) > before
 
-    def _fault_of(self, exit_code: int, cpu_s: float) -> tuple[Fault, str] | None:
+    def _too_long(self) -> str:
+        return f"it took longer than {self.call.limits.timeout_s:g} s and was stopped"
+
+    def _fault_of(self, exit_code: int, duration_s: float, cpu_s: float) -> tuple[Fault, str] | None:
         limits = self.call.limits
         if exit_code == 0:
             return None
+        if bytes(self._kept["returned"]) == NOT_ISOLATED:
+            words = "the kernel gave it no namespaces of its own this time (are they limited?), so it was not run"
+            return ("not_isolated", words)
         if exit_code < 0:
             name = signal.Signals(-exit_code).name
-            if cpu_s >= 0.9 * limits.cpu_s:
-                return ("timed_out", f"it took longer than {limits.cpu_s} s of CPU time and was stopped")
+            if cpu_s >= 0.9 * limits.most_cpu_s:
+                # the kernel may end it before we have looked at the clock
+                is_late = duration_s >= limits.timeout_s
+                used = f"it took longer than {limits.most_cpu_s} s of CPU time and was stopped"
+                return ("timed_out", self._too_long() if is_late else used)
             return ("died", f"its process was killed by {name}; its limit is {limits.memory_mb} MiB of memory")
         last = bytes(self._kept["stderr"]).decode(errors="replace").strip().splitlines()[-1:]
         return ("died", f"its process ended with exit code {exit_code}" + (f": {last[0][:500]}" if last else ""))

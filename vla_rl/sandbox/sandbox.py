@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from vla_rl.actors.environment import inherited_environment
 from vla_rl.actors.waits import waiting
 from vla_rl.sandbox.keeper_process import KeeperProcess
 from vla_rl.sandbox.limits import ProcessLimits
@@ -43,6 +44,10 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
         self.require(self.keeper_grace_s > 0, "keeper_grace_s", "> 0 seconds")
 
 
+RETRIES_AFTER_S: Final = (0.1, 0.2, 0.4, 0.8)
+"""When a call that the kernel did not isolate, and that therefore did not run, is tried again: it may be out of namespaces
+for a moment."""
+
 UNSENDABLE: Final = (OverflowError, TypeError, ValueError, RecursionError, msgspec.MsgspecError)
 """What encoding raises: for a whole number beyond 64 bits, an object that is no plain value, text that is no UTF-8."""
 
@@ -63,6 +68,9 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     stderr: str = ""
     is_offline: bool = False
     """Whether it was cut off from the network."""
+
+    duration_s: float = 0.0
+    """From its start to its end; waiting for a place is not counted."""
 
 
 class Sandbox:
@@ -104,9 +112,16 @@ class Sandbox:
         return None if self._keeper is None else self._keeper.pid
 
     async def call(
-        self, path: str, arguments: dict[str, Any] | None = None, limits: ProcessLimits | None = None
+        self,
+        path: str,
+        arguments: dict[str, Any] | None = None,
+        limits: ProcessLimits | None = None,
+        *,
+        is_converted: bool = False,
     ) -> CallResult:
         """Call `module:function` with plain values by name. What it may take and do: `limits`.
+
+        With `is_converted` it is handed what its type hints say, such as a struct in place of a dict.
 
         Its module is imported once, where calls are forked from: it should start no threads. A call's time begins after.
         """
@@ -114,7 +129,7 @@ class Sandbox:
         await self.preload(path.partition(":")[0])
         number = next(self._numbers)
         try:
-            message = frame(FunctionCall(number, path, arguments or {}, limits))
+            message = frame(FunctionCall(number, path, arguments or {}, limits, is_converted))
         except UNSENDABLE as error:
             return self._counted(CallResult(fault="raised", text=f"its arguments cannot be sent: {error}"))
         ended = await self._answer(number, message, limits)
@@ -152,10 +167,19 @@ class Sandbox:
         with waiting(f"sandboxed call {number}", on="a free place in the sandbox"):
             await self._room.acquire()
         try:
-            keeper = await self._serving_keeper()
-            return await keeper.answer(number, message, limits.timeout_s + self._config.keeper_grace_s)
+            ended = await self._answer_of_keeper(number, message, limits)
+            for wait_s in RETRIES_AFTER_S:
+                if ended.fault != "not_isolated":
+                    break
+                await asyncio.sleep(wait_s)
+                ended = await self._answer_of_keeper(number, message, limits)
+            return ended
         finally:
             self._room.release()
+
+    async def _answer_of_keeper(self, number: int, message: bytes, limits: ProcessLimits) -> Ended:
+        keeper = await self._serving_keeper()
+        return await keeper.answer(number, message, limits.timeout_s + self._config.keeper_grace_s)
 
     async def _serving_keeper(self) -> KeeperProcess:
         """The one there is, or another. Raises: RuntimeError where the sandbox is not open."""
@@ -169,7 +193,8 @@ class Sandbox:
             return self._keeper
 
     def _environment(self) -> dict[str, str]:
-        ours = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        inherited = inherited_environment()
+        ours: dict[str, str] = {name: inherited[name] for name in _INHERITED if name in inherited}
         search = os.pathsep.join(path for path in sys.path if path)
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return {**ours, **one_thread, **self._config.environment, "PYTHONPATH": search}
@@ -204,4 +229,5 @@ def _result_of(ended: Ended) -> CallResult:
         stdout=ended.stdout.decode(errors="replace"),
         stderr=ended.stderr.decode(errors="replace"),
         is_offline=ended.is_offline,
+        duration_s=ended.duration_s,
     )

@@ -7,7 +7,9 @@ from typing import Final
 _ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _HASHES: Final = re.compile(r"####[ \t]*([^\n]+)")
 _LABEL: Final = re.compile(r"(?im)^[ \t*#]*(?:the )?(?:final )?answer(?: is)?[ \t*]*[:=]([^\n]+)$")
-_FENCE: Final = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE: Final = re.compile(r"([ \t]*)(`{3,})([^`]*)")
+_CLOSING: Final = re.compile(r"([^`]*)(`{3,})[ \t]*[.,;:]?[ \t]*")
+_PYTHON_TAGS: Final = frozenset({"python", "python3", "py"})
 
 
 def final_answer(reply: str) -> str:
@@ -37,9 +39,35 @@ def last_boxed(reply: str) -> str | None:
 
 
 def last_program(reply: str) -> str:
-    """The last fenced block of Python; the whole reply where nothing is fenced."""
-    blocks = _FENCE.findall(reply)
-    return str(blocks[-1]) if blocks else reply
+    """The last fenced block that is tagged as Python, else the last without a tag, else the whole reply."""
+    blocks = fenced_blocks(reply)
+    python = [text for tag, text in blocks if tag in _PYTHON_TAGS]
+    untagged = [text for tag, text in blocks if not tag]
+    return (python or untagged or [reply])[-1]
+
+
+def fenced_blocks(reply: str) -> list[tuple[str, str]]:
+    """Tag, in lower case, and text of every fenced block that is closed, in order; "" where there is no tag.
+
+    A block ends at the first line of at least as many backticks and nothing else but a stop, or that ends in them. What its
+    opening is indented by is taken off its lines.
+    """
+    blocks: list[tuple[str, str]] = []
+    opening: re.Match[str] | None = None
+    lines: list[str] = []
+    for line in reply.replace("\r\n", "\n").split("\n"):
+        fence = _FENCE.fullmatch(line)
+        if opening is None:
+            opening, lines = fence, []
+        elif (closing := _CLOSING.fullmatch(line)) is not None and len(closing[2]) >= len(opening[2]):
+            tag = opening[3].split()
+            if closing[1].strip():
+                lines.append(closing[1].removeprefix(opening[1]))
+            blocks.append((tag[0].lower() if tag else "", "".join(f"{text}\n" for text in lines)))
+            opening = None
+        else:
+            lines.append(line.removeprefix(opening[1]))
+    return blocks
 
 
 def plain(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from vla_rl.errors import ConfigError, DataError, EnvError
-from vla_rl.sandbox import Fault, ProcessLimits, Sandbox
+from vla_rl.sandbox import CallResult, Fault, ProcessLimits, Sandbox
 from vla_rl.scoring.answers import final_answer, last_program, plain, same_output
 
 
@@ -18,7 +18,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """1 is right, 0 is wrong; a scorer of one's own may give anything."""
 
     fault: Fault | None = None
-    """Why the scorer came to no result; the value is 0 then."""
+    """What stopped the scorer, or the program that it ran. The value is what was earned until then: 0 of all but `code`."""
 
     words: str = ""
     """What went wrong, or which test failed."""
@@ -27,9 +27,12 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 Scorer: TypeAlias = Callable[[Sandbox, str, dict[str, Any]], Awaitable[Score]]
 """`await scorer(sandbox, reply, row)`: `row` is the data set's."""
 
-_MATH_LIMITS: Final = ProcessLimits(timeout_s=10.0, cpu_s=10)
-_CODE_LIMITS: Final = ProcessLimits(timeout_s=10.0, cpu_s=10, network=False)
-_OWN_LIMITS: Final = ProcessLimits(timeout_s=30.0, cpu_s=30)
+_MATH_LIMITS: Final = ProcessLimits(timeout_s=10.0)
+_CODE_LIMITS: Final = ProcessLimits(timeout_s=10.0, network=False)
+_CODE_BUDGET_S: Final = 60.0
+"""For all tests of a row together, while they run."""
+
+_OWN_LIMITS: Final = ProcessLimits(timeout_s=30.0)
 
 
 class CodeTest(msgspec.Struct, frozen=True):
@@ -74,7 +77,7 @@ def _match(answer_field: str) -> Scorer:
 def _math(answer_field: str) -> Scorer:
     async def math(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
         arguments = {"reply": reply, "answer": str(row[answer_field])}
-        result = await sandbox.call("vla_rl.scoring.math_answers:is_same_math", arguments, _MATH_LIMITS)
+        result = _isolated(await sandbox.call("vla_rl.scoring.math_answers:is_same_math", arguments, _MATH_LIMITS))
         if result.fault == "raised" and result.text.startswith("ModuleNotFoundError"):
             raise ConfigError("the scorer 'math' needs math-verify; run `pip install math-verify`")
         if result.fault == "raised" and result.text.startswith("ValueError: the data set's answer"):
@@ -86,16 +89,19 @@ def _math(answer_field: str) -> Scorer:
 
 def _code(answer_field: str) -> Scorer:
     async def code(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        """The share of the tests that pass; the first that does not is named, and ends it where the program hangs."""
-        try:
-            tests = msgspec.convert(row[answer_field], list[CodeTest])
-        except msgspec.ValidationError as error:
-            raise DataError(f"{answer_field!r} of a row is no list of tests {{stdin, stdout}}: {error}") from error
-        if not tests:
-            raise DataError(f"{answer_field!r} of a row is an empty list, expected at least one test {{stdin, stdout}}")
-        program, num_passed, fault, words = last_program(reply), 0, None, ""
+        """The share of the tests that pass; the first that does not is named, and ends it where the program hangs. So does
+        the end of the budget."""
+        tests = code_tests(row, answer_field)
+        program, num_passed, left_s = last_program(reply), 0, _CODE_BUDGET_S
+        fault: Fault | None = None
+        words = ""
         for number, test in enumerate(tests):
-            result = await sandbox.run_program(program, test.stdin, _CODE_LIMITS)
+            if left_s <= 0.0:
+                fault, words = "timed_out", words or f"test {number}: the tests before it took {_CODE_BUDGET_S:g} s"
+                break
+            limits = msgspec.structs.replace(_CODE_LIMITS, timeout_s=min(_CODE_LIMITS.timeout_s, left_s))
+            result = _isolated(await sandbox.run_program(program, test.stdin, limits))
+            left_s -= result.duration_s
             if result.fault is None and same_output(result.stdout, test.stdout):
                 num_passed += 1
                 continue
@@ -110,9 +116,30 @@ def _code(answer_field: str) -> Scorer:
     return code
 
 
+def _isolated(result: CallResult) -> CallResult:
+    """The result of a call that ran. Raises: EnvError where the kernel did not isolate it: that says nothing of a reply."""
+    if result.fault == "not_isolated":
+        raise EnvError(
+            f"a scorer's process was not isolated ({result.text}); raise user.max_user_namespaces, or play fewer "
+            "conversations at a time"
+        )
+    return result
+
+
+def code_tests(row: dict[str, Any], answer_field: str) -> list[CodeTest]:
+    """The tests of a row for the scorer `code`. Raises: DataError where they are none."""
+    try:
+        tests = msgspec.convert(row[answer_field], list[CodeTest])
+    except msgspec.ValidationError as error:
+        raise DataError(f"{answer_field!r} of a row is no list of tests {{stdin, stdout}}: {error}") from error
+    if not tests:
+        raise DataError(f"{answer_field!r} of a row is an empty list, expected at least one test {{stdin, stdout}}")
+    return tests
+
+
 def _own_scorer(path: str) -> Scorer:
     async def own(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        result = await sandbox.call(path, {"reply": reply, "row": row}, _OWN_LIMITS)
+        result = _isolated(await sandbox.call(path, {"reply": reply, "row": row}, _OWN_LIMITS))
         if result.fault == "raised":
             raise EnvError(f"scorer {path!r} raised {result.text}; it is called as `(reply: str, row: dict) -> float`")
         if result.fault is None and not isinstance(result.value, (int, float)):

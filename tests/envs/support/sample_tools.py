@@ -5,6 +5,20 @@ import os
 import time
 from typing import Any, Literal
 
+import msgspec
+
+
+class Trip(msgspec.Struct):
+    """A way to go."""
+
+    city: str
+    days: int = 1
+
+
+def plan(trip: Trip, others: list[Trip]) -> str:
+    """Plans trips."""
+    return ", ".join(f"{each.days} in {each.city}" for each in (trip, *others))
+
 
 async def weather(city: str, days: int = 1, unit: Literal["C", "F"] = "C") -> dict[str, Any]:
     """The weather in a city.

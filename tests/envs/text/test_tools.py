@@ -19,6 +19,7 @@ TOOLS = (
     sample_tools.forks,
     sample_tools.crashes,
     sample_tools.words,
+    sample_tools.plan,
 )
 
 
@@ -82,6 +83,12 @@ async def test_whatever_is_wrong_is_in_the_answer(
     assert answer.fault == fault
     assert told in answer.text
     assert answer.text.startswith("error: ")
+
+
+async def test_a_plain_function_is_handed_the_structs_that_its_hints_name(toolbox: Toolbox) -> None:
+    arguments = '{"trip": {"city": "Graz"}, "others": [{"city": "Linz", "days": 2}]}'
+    answer = await toolbox.aexecute("plan", arguments)
+    assert (answer.text, answer.fault) == ("1 in Graz, 2 in Linz", None)
 
 
 async def test_a_long_answer_is_cut_and_says_so(toolbox: Toolbox) -> None:

@@ -49,6 +49,20 @@ def forks_without_end() -> None:
         os.fork()
 
 
+def forks(times: int) -> int:
+    """How many processes there were at once, this one included."""
+    children = []
+    for _ in range(times):
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(0.5)
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    return 1 + len(children)
+
+
 def leaves_a_process_behind(seconds: float) -> int:
     """Two forks and a session of its own: nobody's child any more."""
     reading, writing = os.pipe()

@@ -4,8 +4,9 @@ from vla_rl.types import Config
 
 
 class TextLimits(Config, frozen=True, kw_only=True):
-    """Limits of one episode. Whatever passes one of the first three ends the episode as truncated; the rest only ends
-    the tool or the stage that took too long."""
+    """Limits of one episode. Whatever passes one of the first three ends the episode as truncated. An answer that is too
+    long is cut, and a tool that is too slow stopped. A stage that is too slow counts as frozen: the episode is lost and
+    played again, and one that is lost again and again ends the run."""
 
     max_turns: int = 16
     """Replies, of all agents together."""
@@ -21,10 +22,11 @@ class TextLimits(Config, frozen=True, kw_only=True):
     """Characters of one tool's answer; what is longer is cut, and says so."""
 
     setup_timeout_s: float = 120.0
-    """For `TextTask.setup`; a task that takes longer is broken, and ends the run."""
+    """For `TextTask.setup`."""
 
     reply_timeout_s: float = 120.0
-    """For `TextTask.reply`, the scorers that it calls included. They have deadlines of their own, which come first."""
+    """For `TextTask.reply`, the scorers that it calls included. Those of `vla_rl.scoring` run for 60 s at most, but
+    how long they wait for a place in the sandbox counts here as well."""
 
     tool_timeout_s: float = 10.0
     """For one tool call; it is stopped, and its answer says so."""

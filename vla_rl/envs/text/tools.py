@@ -7,7 +7,6 @@ A tool is a function with type hints and a docstring. An `async def` runs in the
 import asyncio
 import difflib
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -65,8 +64,7 @@ class Toolbox:
         self._tools: dict[str, Tool] = {}
         self._sandbox = sandbox
         self._limits = limits if limits is not None else TextLimits()
-        timeout_s = self._limits.tool_timeout_s
-        self._process_limits = ProcessLimits(timeout_s=timeout_s, cpu_s=max(1, math.ceil(timeout_s)))
+        self._process_limits = ProcessLimits(timeout_s=self._limits.tool_timeout_s)
         for function in functions:
             tool = Tool(function)
             if tool.spec.name in self._tools:
@@ -112,7 +110,7 @@ class Toolbox:
             return ToolAnswer(text=f"error: {type(error).__name__}: {error}", fault="raised")
 
     async def _in_process(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
-        result = await self._sandbox.call(tool.path, _fields(given), self._process_limits)
+        result = await self._sandbox.call(tool.path, _fields(given), self._process_limits, is_converted=True)
         if result.fault is None:
             return ToolAnswer(text=as_text(result.value))
         return ToolAnswer(text=f"error: {result.text}", fault=result.fault)
