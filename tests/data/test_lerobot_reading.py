@@ -134,6 +134,15 @@ def test_an_image_that_is_no_picture_is_refused(tmp_path: Path) -> None:
         read_lerobot(tmp_path, fields={"image": "observation.state"})
 
 
+@pytest.mark.parametrize("shape", [[], [2, 4]])
+def test_a_state_that_is_no_vector_is_refused(shape: list[int], tmp_path: Path) -> None:
+    published(tmp_path, features={**FEATURES, "observation.state": {"dtype": "float32", "shape": shape, "names": None}})
+    with pytest.raises(
+        DataError, match=r"'observation\.state' is float32 of shape \[.*\], expected a vector of numbers"
+    ):
+        read_lerobot(tmp_path)
+
+
 def test_two_features_of_one_name_are_refused(tmp_path: Path) -> None:
     force = {"dtype": "float32", "shape": [3], "names": None}
     twice = {"observation.front": force, "observation.images.front": FEATURES["observation.images.image"]}
@@ -273,8 +282,8 @@ def test_fields_with_unusual_names_can_be_named(tmp_path: Path) -> None:
             row["observation.images.front"] = row.pop("observation.images.image")
 
     change_rows(tmp_path, rename)
-    with pytest.raises(DataError, match=r"no feature that is known as 'image' .*say which one it is with fields"):
-        read_lerobot(tmp_path)
+    with pytest.raises(DataError, match=r"has no pictures 'image', .* say which feature it is with fields"):
+        read_lerobot(tmp_path)[0].observation(0, cameras=("image",))
     (episode, _) = read_lerobot(tmp_path, fields={"image": "observation.images.front"})
     assert np.array_equal(episode.frames["image"](0), frames(0, 3)[0])
     with pytest.raises(DataError, match=r"no feature .observation\.images\.back."):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -84,7 +85,7 @@ def test_single_numbers_are_plain_columns_and_come_back_as_vectors_of_one(tmp_pa
 
 
 def test_the_description_says_what_is_there(tmp_path: Path) -> None:
-    LeRobotWriter(tmp_path, fps=20).add(made_episode("a", 5)).add(made_episode("b", 3, seed=7))
+    LeRobotWriter(tmp_path, fps=20, robot_type="panda").add(made_episode("a", 5)).add(made_episode("b", 3, seed=7))
     info = json.loads((tmp_path / "meta/info.json").read_text())
     assert (info["codebase_version"], info["fps"], info["robot_type"]) == ("v3.0", 20, "panda")
     assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (2, 8, 1)
@@ -119,6 +120,35 @@ def test_statistics_of_episodes_add_up_to_those_of_the_data_set(tmp_path: Path) 
     assert np.array(image["std"]).shape == (3, 1, 1)
     assert np.ravel(image["mean"]) == pytest.approx(pixels.mean((0, 1, 2)), abs=1e-6)
     assert np.ravel(image["std"]) == pytest.approx(pixels.std((0, 1, 2)), abs=1e-5)
+
+
+def test_episodes_without_pictures_are_written_read_and_gone_on_with(tmp_path: Path) -> None:
+    episodes = [msgspec.structs.replace(made_episode(name, 3), frames={}) for name in ("a", "b")]
+    for episode in episodes:
+        LeRobotWriter(tmp_path).add(episode)
+    for read, written in zip(read_lerobot(tmp_path), episodes, strict=True):
+        assert_same(read, written)
+
+
+def test_another_rate_or_robot_is_refused_and_none_named_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path, fps=50, robot_type="cart").add(made_episode("a"))
+    LeRobotWriter(tmp_path).add(made_episode("b"))
+    info = json.loads((tmp_path / "meta/info.json").read_text())
+    assert (info["fps"], info["robot_type"], info["total_episodes"]) == (50, "cart", 2)
+    with pytest.raises(DataError, match=r"fps is 20, .*info\.json says 50\.0, expected the same"):
+        LeRobotWriter(tmp_path, fps=20)
+    with pytest.raises(DataError, match=r"robot_type is 'panda', .*info\.json says 'cart', expected the same"):
+        LeRobotWriter(tmp_path, robot_type="panda")
+
+
+def test_statistics_do_not_count_an_episode_that_a_killed_writer_left(tmp_path: Path) -> None:
+    LeRobotWriter(tmp_path).add(made_episode("a", 5))
+    described = (tmp_path / "meta/info.json").read_bytes()
+    LeRobotWriter(tmp_path).add(made_episode("lost", 4, seed=4))
+    (tmp_path / "meta/info.json").write_bytes(described)  # killed between stats.json and info.json
+    LeRobotWriter(tmp_path).add(made_episode("b", 3, seed=5))
+    stats = json.loads((tmp_path / "meta/stats.json").read_text())
+    assert stats["action"]["count"] == [8]
 
 
 def test_what_a_killed_writer_left_is_replaced_by_the_next(tmp_path: Path) -> None:

@@ -30,6 +30,9 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     frames: Mapping[str, FrameReader]
     """Observation key to its frames, such as `image` and `wrist_image`."""
 
+    has_gripper: bool = True
+    """Whether the last number of an action is a gripper's; one that is alone never is."""
+
     rewards: np.ndarray | None = None
     """float32 [T], earned by each action; None where the source has none."""
 
@@ -43,6 +46,16 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         if self.actions.ndim != 2 or len(self.actions) == 0:
             raise DataError(f"{self.name}: actions are {list(self.actions.shape)}, expected [T, D] with T >= 1.")
         columns = {**self.vectors, **({} if self.rewards is None else {"rewards": self.rewards})}
+        for key, values in self.vectors.items():
+            if values.ndim != 2:
+                raise DataError(
+                    f"{self.name}: {key!r} is {list(values.shape)}, expected a vector for each step, [T, D]; reshape it "
+                    f"with values.reshape({len(self.actions)}, -1)."
+                )
+        if self.rewards is not None and self.rewards.ndim != 1:
+            raise DataError(
+                f"{self.name}: rewards are {list(self.rewards.shape)}, expected a number for each step, [T]."
+            )
         for key, values in columns.items():
             if len(values) != len(self.actions):
                 raise DataError(
@@ -59,7 +72,16 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.actions)
 
     def observation(self, step: int, cameras: Collection[str] | None = None) -> Observation:
-        """What a policy saw before the action of `step`; of its pictures those of some cameras, None for all."""
+        """What a policy saw before the action of `step`; of its pictures those of some cameras, None for all.
+
+        Raises: DataError for a camera that it does not have.
+        """
+        lost = sorted(set(cameras or ()) - set(self.frames))
+        if lost:
+            raise DataError(
+                f"{self.name} has no pictures {lost[0]!r}, only {sorted(self.frames)}; take a data set with this camera or, "
+                f"where it has another name, say which feature it is with fields = {{{lost[0]!r}: ...}}."
+            )
         seen: Observation = {key: read(step) for key, read in self.frames.items() if cameras is None or key in cameras}
         seen |= {key: values[step] for key, values in self.vectors.items()}
         return {**seen, "instruction": self.instruction}

@@ -1,10 +1,16 @@
 """LIBERO's demonstrations: one HDF5 file a task, `data/demo_0`, `data/demo_1` and so on, as its authors publish them.
 
     actions                    [T, 7], as the environment takes them: gripper +1 closes, -1 opens
+    rewards                    [T], earned by each action
     obs/agentview_rgb          uint8 [T, 128, 128, 3], upside down and mirrored: turned by 180 degrees here
     obs/eye_in_hand_rgb        the same for the camera in the hand
     obs/ee_pos, ee_ori         [T, 3] each, position (m) and axis times angle (rad)
     obs/gripper_states         [T, 2], finger joints (m)
+
+LIBERO's tools wrote each observation after the action of its own row. So the action of row t belongs with the observation of
+row t - 1, and the first action, before which nothing was written, is left out. Their files are known by what they say of
+themselves (attributes of `data`). OpenVLA's tools, which play them again, write the same fields and no attributes, and each
+observation before its action.
 
 Idle steps, in which the demonstrator paused, are left out, as OpenVLA's data have it: an action whose first six numbers
 have a norm below 1e-4 and whose gripper command is that of the last step kept. (OpenVLA's authors also played the rest again
@@ -23,6 +29,9 @@ from vla_rl.data.episode import RecordedEpisode
 from vla_rl.errors import DataError
 
 FIELDS: Final = ("actions", "obs/agentview_rgb", "obs/ee_pos", "obs/ee_ori", "obs/gripper_states")
+OF_LIBERO: Final = ("problem_info", "env_args", "bddl_file_name")
+"""What LIBERO's own tools note in the attributes of `data`, one or more of them."""
+
 CAMERAS: Final = {"image": "obs/agentview_rgb", "wrist_image": "obs/eye_in_hand_rgb"}
 IDLE_NORM: Final = 1e-4
 
@@ -48,7 +57,8 @@ def read_hdf5(path: Path, *, keep_idle: bool = False) -> list[RecordedEpisode]:
             data = file["data"]
             names = sorted((name for name in data if name.startswith("demo_")), key=lambda name: int(name[5:]))
             instruction = _instruction(path, data.attrs)
-            return [_episode(path, name, data[name], instruction, keep_idle) for name in names]
+            num_late = 1 if any(said in data.attrs for said in OF_LIBERO) else 0
+            return [_episode(path, name, data[name], instruction, keep_idle, num_late) for name in names]
     except OSError as error:
         raise DataError(f"{path} is not a whole HDF5 file: {error}") from error
 
@@ -59,26 +69,28 @@ def is_idle(action: np.ndarray, last_kept: np.ndarray | None) -> bool:
     return not moves and (last_kept is None or action[-1] == last_kept[-1])
 
 
-def _episode(path: Path, name: str, demo: Any, instruction: str, keep_idle: bool) -> RecordedEpisode:
+def _episode(path: Path, name: str, demo: Any, instruction: str, keep_idle: bool, num_late: int) -> RecordedEpisode:
     where = f"{path}: {name}"
     for field in FIELDS:
         if field not in demo:
             raise DataError(f"{where} has no {field!r}, expected LIBERO's layout; it has {_fields_of(demo)}.")
-    actions = np.asarray(demo["actions"], np.float32)
-    lengths = {field: len(demo[field]) for field in FIELDS}
+    lengths = {field: len(demo[field]) for field in (*FIELDS, *CAMERAS.values(), "rewards") if field in demo}
     if len(set(lengths.values())) > 1:
-        raise DataError(f"{where} has fields of different lengths: {lengths}.")
-    kept = np.arange(len(actions)) if keep_idle else _steps_that_move(actions)
+        raise DataError(f"{where} has fields of different lengths: {lengths}; expected a row for each control step.")
+    actions = np.asarray(demo["actions"], np.float32)
+    steps = np.arange(len(actions)) if keep_idle else _steps_that_move(actions)
+    kept = steps[steps >= num_late]
     if len(kept) == 0:
-        raise DataError(f"{where} has idle steps only, expected a demonstration.")
+        raise DataError(f"{where} has no action with something seen before it but idle ones, expected a demonstration.")
+    seen = kept - num_late
     state = np.concatenate([np.asarray(demo[field], np.float32) for field in FIELDS[2:]], axis=1)
     return RecordedEpisode(
         name=where,
         instruction=instruction,
         actions=actions[kept],
-        vectors={"state": state[kept]},
+        vectors={"state": state[seen]},
         frames={
-            key: partial(_frame, path, f"data/{name}/{field}", kept) for key, field in CAMERAS.items() if field in demo
+            key: partial(_frame, path, f"data/{name}/{field}", seen) for key, field in CAMERAS.items() if field in demo
         },
         rewards=np.asarray(demo["rewards"], np.float32)[kept] if "rewards" in demo else None,
         about={"task": path.stem.removesuffix("_demo")},
@@ -93,14 +105,14 @@ def _steps_that_move(actions: np.ndarray) -> np.ndarray:
     return np.array(kept, np.int64)
 
 
-def _frame(path: Path, dataset: str, kept: np.ndarray, step: int) -> np.ndarray:
+def _frame(path: Path, dataset: str, rows: np.ndarray, step: int) -> np.ndarray:
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
-            frame = np.asarray(file[dataset][kept[step]])
+            frame = np.asarray(file[dataset][rows[step]])
     except OSError as error:
-        raise DataError(f"{path}: {dataset}, step {kept[step]} cannot be read: {error}") from error
+        raise DataError(f"{path}: {dataset}, row {rows[step]} cannot be read: {error}") from error
     return np.ascontiguousarray(frame[::-1, ::-1])
 
 

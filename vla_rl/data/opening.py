@@ -1,9 +1,10 @@
 """Opening a data set without being told which of the three layouts it has."""
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -15,13 +16,18 @@ from vla_rl.data.recordings import read_recording
 from vla_rl.errors import DataError
 from vla_rl.types import Config
 
+_log = logging.getLogger(__name__)
+
+NEAR_AN_END: Final = 0.1
+"""What is this near to -1 or 1 may be a gripper's command."""
+
 
 class DatasetOptions(Config, frozen=True, kw_only=True):
     """What a data set does not say of itself."""
 
-    gripper: Literal["signed", "openvla"] = "signed"
+    gripper: Literal["signed", "openvla", "none"] = "signed"
     """Of the last number of an action: `signed`, as LIBERO takes it (+1 closes, -1 opens); `openvla`, as data in RLDS form
-    have it after OpenVLA's transform (0 closes, 1 opens)."""
+    have it after OpenVLA's transform (0 closes, 1 opens); `none`, where it is a number like the others."""
 
     fields: dict[str, str] = msgspec.field(default_factory=dict)
     """LeRobot only: which of its features is `image`, `wrist_image`, `state` or `action`, where their names are not the
@@ -49,9 +55,11 @@ def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[Reco
         episodes = _first_of_each_task(episodes, options.max_episodes_per_task)
     if not episodes:
         raise DataError(f"{path} holds no episode.")
-    return (
-        [_with_signed_gripper(episode) for episode in episodes] if options.gripper == "openvla" else _signed(episodes)
-    )
+    if options.gripper == "openvla":
+        return [_with_signed_gripper(episode) for episode in episodes]
+    if options.gripper == "none":
+        return [msgspec.structs.replace(episode, has_gripper=False) for episode in episodes]
+    return _signed(episodes)
 
 
 def _read(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
@@ -84,13 +92,24 @@ def _first_of_each_task(episodes: Sequence[RecordedEpisode], most: int) -> list[
 
 
 def _signed(episodes: list[RecordedEpisode]) -> list[RecordedEpisode]:
-    """The same, refused where the gripper is never below 0: a hand that LIBERO's data show opening says -1 somewhere."""
+    """The same, refused where the gripper is never below 0: a hand that LIBERO's data show opening says -1 somewhere. An
+    action of one number has no gripper beside it."""
+    if episodes[0].actions.shape[1] == 1:
+        return episodes
     if min(float(episode.actions[:, -1].min()) for episode in episodes) >= 0.0 and any(
         float(episode.actions[:, -1].max()) > 0.0 for episode in episodes
     ):
         raise DataError(
             f"the gripper commands of {episodes[0].name} and all others lie in [0, 1], expected -1 where it opens; "
-            "data in OpenVLA's convention need gripper = 'openvla'."
+            "data in OpenVLA's convention need gripper = 'openvla', and those whose last number is no gripper need 'none'."
+        )
+    commands = np.concatenate([episode.actions[:, -1] for episode in episodes])
+    share = float((np.abs(np.abs(commands) - 1.0) > NEAR_AN_END).mean())
+    if share > 0.5:
+        _log.warning(
+            "the last number of %.0f %% of the actions is neither near -1 nor near 1, and is taken for a gripper's command; "
+            "where it is none, say so: gripper = 'none' (--data.gripper none).",
+            100.0 * share,
         )
     return episodes
 

@@ -11,15 +11,18 @@ from vla_rl.data.episode import RecordedEpisode
 def statistics_of(episodes: Sequence[RecordedEpisode], state_key: str = "state") -> dict[str, Any]:
     """Mean, spread, ends and 1st and 99th percentiles of every dimension over all control steps, as plain values.
 
-    As OpenVLA's tools have it: the gripper counts as 0 = close, 1 = open and is not scaled (`mask`).
+    As OpenVLA's tools have it: the gripper counts as 0 = close, 1 = open and is not scaled (`mask`). Where there is none,
+    all numbers are scaled as they are.
 
     Args:
-        episodes: at least one, with signed grippers.
+        episodes: at least one, with signed grippers or none.
         state_key: the vector that is reported as `proprio`, where all episodes have it.
     """
     actions = np.concatenate([episode.actions for episode in episodes]).astype(np.float64)
-    actions[:, -1] = (1.0 - actions[:, -1]) / 2.0
-    mask = [True] * (actions.shape[1] - 1) + [False]
+    mask = [True] * actions.shape[1]
+    if episodes[0].has_gripper and len(mask) > 1:
+        actions[:, -1] = (1.0 - actions[:, -1]) / 2.0
+        mask[-1] = False
     statistics: dict[str, Any] = {"action": {**_of(actions), "mask": mask}}
     if all(state_key in episode.vectors for episode in episodes):
         statistics["proprio"] = _of(np.concatenate([episode.vectors[state_key] for episode in episodes]))

@@ -26,8 +26,6 @@ EPISODES_PATH: Final = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:0
 CHUNKS_SIZE: Final = 1000
 """Most files in one folder `chunk-NNN`."""
 
-INDEX_COLUMNS: Final = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-
 KNOWN_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "image": ("observation.images.image", "image"),
     "wrist_image": ("observation.images.wrist_image", "observation.images.image2", "wrist_image"),

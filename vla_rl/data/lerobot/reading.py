@@ -59,8 +59,6 @@ class _Reader:
         self._features = {key: feature_of(self._info, root, key, fields) for key in KNOWN_FIELDS}
         if self._features["action"] is None:
             raise self._missing("action")
-        if self._features["image"] is None:
-            raise self._missing("image")
         described = self._info.features
         others: dict[str, str] = {}
         for name in described:
@@ -73,9 +71,17 @@ class _Reader:
         self._vectors = {key: name for key, name in others.items() if described[name].is_vector}
         pictures = {key: name for key, name in others.items() if described[name].is_picture}
         known = {key: name for key, name in self._features.items() if name is not None}
-        if not described[known["image"]].is_picture:
-            kind = described[known["image"]].dtype
-            raise DataError(f"{root / INFO_FILE}: {known['image']!r} is of dtype {kind!r}, expected image or video")
+        for key in ("image", "wrist_image"):
+            if key in known and not described[known[key]].is_picture:
+                kind = described[known[key]].dtype
+                raise DataError(f"{root / INFO_FILE}: {known[key]!r} is of dtype {kind!r}, expected image or video")
+        for key in ("action", "state"):
+            if key in known and not described[known[key]].is_vector:
+                found = described[known[key]]
+                raise DataError(
+                    f"{root / INFO_FILE}: {known[key]!r} is {found.dtype} of shape {list(found.shape)}, expected a vector "
+                    "of numbers."
+                )
         self._pictures = {key: name for key, name in known.items() if described[name].is_picture} | pictures
         left_out = sorted(set(others) - set(self._vectors) - set(pictures))
         if left_out:

@@ -1,6 +1,7 @@
 """Statistics of features, an episode's and the data set's: what `stats/...` columns and `meta/stats.json` hold."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,7 +10,8 @@ import pyarrow as pa
 
 from vla_rl.data.episode import RecordedEpisode
 from vla_rl.data.lerobot.columns import feature_name
-from vla_rl.data.lerobot.layout import KNOWN_FIELDS, Feature
+from vla_rl.data.lerobot.layout import EPISODES_FOLDER, KNOWN_FIELDS, Feature
+from vla_rl.errors import DataError
 
 
 class Stats(msgspec.Struct, frozen=True):
@@ -63,6 +65,19 @@ def stats_of(episode: RecordedEpisode, features: Mapping[str, Feature], table: p
         else:
             found[name] = Stats.of_rows(np.array(table.column(name).to_pylist(), np.float64).reshape(len(table), -1))
     return found
+
+
+def noted_stats(row: Mapping[str, Any], features: Iterable[str], root: Path) -> dict[str, Stats]:
+    """Of one episode, as its row of `meta/episodes` has them. Raises: DataError where it has none."""
+    kinds = ("min", "max", "mean", "std", "count")
+    found = {name: {kind: row.get(f"stats/{name}/{kind}") for kind in kinds} for name in features}
+    for name, values in found.items():
+        if lost := [kind for kind, value in values.items() if value is None]:
+            raise DataError(
+                f"{root / EPISODES_FOLDER} has no 'stats/{name}/{lost[0]}' of episode {row.get('episode_index')}, expected "
+                "statistics of every feature; was the data set written by something else?"
+            )
+    return {name: Stats.of_values(values) for name, values in found.items()}
 
 
 def merged(one: Mapping[str, Stats], other: Mapping[str, Stats]) -> dict[str, Stats]:

@@ -25,11 +25,6 @@ class DataFile:
         self._starts = np.cumsum([0, *sizes])
         """Row that each row group begins with."""
 
-    @property
-    def num_rows(self) -> int:
-        """Frames in this file."""
-        return int(self._starts[-1])
-
     def integers(self, name: str) -> np.ndarray:
         """int64 [rows]."""
         return np.asarray(self._column(name).to_numpy(zero_copy_only=False), np.int64)

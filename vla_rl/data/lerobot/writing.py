@@ -7,7 +7,7 @@ that counts. Images are PNG inside the data file, bit for bit.
 
 import os
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 import pyarrow as pa
@@ -18,6 +18,7 @@ from vla_rl.data.lerobot import columns
 from vla_rl.data.lerobot.layout import (
     CHUNKS_SIZE,
     DATA_PATH,
+    EPISODES_FOLDER,
     EPISODES_PATH,
     INFO_FILE,
     OURS,
@@ -27,8 +28,12 @@ from vla_rl.data.lerobot.layout import (
     read_info,
 )
 from vla_rl.data.lerobot.reading import read_lerobot
-from vla_rl.data.lerobot.stats import Stats, merged, stats_of
+from vla_rl.data.lerobot.stats import Stats, merged, noted_stats, stats_of
+from vla_rl.data.lerobot.tables import read_rows
 from vla_rl.errors import DataError
+
+DEFAULT_FPS: Final = 20
+"""Control steps a second of a new data set where nobody says how many."""
 
 
 class LeRobotWriter:
@@ -36,13 +41,13 @@ class LeRobotWriter:
 
     Args:
         root: its folder; made where it does not exist, gone on with where it holds a data set of the same features.
-        fps: control steps a second.
-        robot_type: which robot it was.
+        fps: control steps a second; None for what the folder says, in a new one `DEFAULT_FPS`.
+        robot_type: which robot it was; None for what the folder says, in a new one that nobody knows.
 
-    Raises: DataError where the folder holds something else.
+    Raises: DataError where the folder holds something else, or says another rate or robot.
     """
 
-    def __init__(self, root: Path, *, fps: int = 20, robot_type: str = "panda") -> None:
+    def __init__(self, root: Path, *, fps: float | None = None, robot_type: str | None = None) -> None:
         self._root, self._tasks, self._names = root, dict[str, int](), set[str]()
         self._stats: dict[str, Stats] = {}
         self._info = Info(
@@ -50,12 +55,12 @@ class LeRobotWriter:
             robot_type=robot_type,
             total_episodes=0,
             total_frames=0,
-            fps=fps,
+            fps=DEFAULT_FPS if fps is None else fps,
             data_path=DATA_PATH,
             features={},
         )
         if (root / INFO_FILE).is_file():
-            self._go_on()
+            self._go_on({"fps": fps, "robot_type": robot_type})
         elif root.is_dir() and any(root.iterdir()):
             raise DataError(f"{root} holds other files and no {INFO_FILE}, expected a new folder or a data set.")
 
@@ -114,8 +119,14 @@ class LeRobotWriter:
         )
         _write(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(self._info)))
 
-    def _go_on(self) -> None:
+    def _go_on(self, expected: dict[str, Any]) -> None:
         info = read_info(self._root)
+        for name, value in expected.items():
+            if value is not None and value != getattr(info, name):
+                raise DataError(
+                    f"{name} is {value!r}, {self._root / INFO_FILE} says {getattr(info, name)!r}, expected the same; write "
+                    "into another folder."
+                )
         if info.codebase_version != "v3.0" or info.data_path != DATA_PATH or info.video_path is not None:
             raise DataError(f"{self._root} is not a data set that was written here, expected one to go on with.")
         self._forget_uncounted(info.total_episodes)
@@ -123,10 +134,9 @@ class LeRobotWriter:
         self._info, self._names = info, {episode.name for episode in episodes}
         for episode in episodes:
             self._tasks.setdefault(episode.instruction, len(self._tasks))
-        self._stats = {
-            name: Stats.of_values(values)
-            for name, values in msgspec.json.decode((self._root / STATS_FILE).read_bytes()).items()
-        }
+        rows = read_rows(sorted((self._root / EPISODES_FOLDER).glob("*/*.parquet"))) if episodes else []
+        for row in rows:  # stats.json may count an episode that info.json does not
+            self._stats = merged(self._stats, noted_stats(row, info.features, self._root))
 
     def _forget_uncounted(self, num_episodes: int) -> None:
         """Remove what a writer that was killed left behind, so that nobody reads it."""
