@@ -31,7 +31,14 @@ def test_an_adaptive_weight_follows_the_target_by_a_bounded_step() -> None:
     assert next_kl_coef(config, 0.1, observed_kl=0.11, num_samples=100) == pytest.approx(0.1 * (1 + 0.1 * 0.1))
     assert next_kl_coef(config, 0.1, observed_kl=9.0, num_samples=100) == pytest.approx(0.1 * (1 + 0.2 * 0.1))
     assert next_kl_coef(config, 0.1, observed_kl=0.0, num_samples=100) == pytest.approx(0.1 * (1 - 0.2 * 0.1))
-    assert next_kl_coef(config, 0.1, observed_kl=0.0, num_samples=10_000) == 0.0  # never negative
+
+
+def test_an_adaptive_weight_never_falls_to_nothing_however_many_samples_an_update_has() -> None:
+    config = KlRewardConfig(coef=0.1, target=0.1, horizon=100)
+    # 1 - 0.2 * 512 / 100 is below 0: it halves instead
+    fallen = next_kl_coef(config, 0.1, observed_kl=0.0, num_samples=512)
+    assert fallen == pytest.approx(0.05)
+    assert next_kl_coef(config, fallen, observed_kl=9.0, num_samples=512) > fallen
 
 
 def test_bad_input_is_refused_by_name() -> None:

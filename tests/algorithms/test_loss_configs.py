@@ -1,6 +1,7 @@
 """Which loss a config means, what is refused, and when a trust region is asked for."""
 
 import inspect
+import math
 import subprocess
 import sys
 
@@ -101,8 +102,26 @@ def test_a_loss_without_a_trust_region_needs_fresh_data_or_an_explicit_word() ->
     assert policy_loss_for(plain, max_staleness=0) is plain
     with pytest.raises(ConfigError, match=r"'gpg' has no trust region, expected one where max_staleness = 2 > 0"):
         policy_loss_for(plain, max_staleness=2)
+    with pytest.raises(
+        ConfigError, match=r"'gpg' has no trust region, expected one where an update has several optimizer"
+    ):
+        policy_loss_for(plain, max_staleness=0, steps_once_per_update=False)
     insisting = PolicyLossConfig(name="gpg", allow_unbounded=True)
-    assert policy_loss_for(insisting, max_staleness=2) is insisting
+    assert policy_loss_for(insisting, max_staleness=2, steps_once_per_update=False) is insisting
+
+
+def test_the_penalty_for_samples_of_older_weights_is_weighted_by_the_ratio() -> None:
+    batch = TokenBatch(
+        log_prob=torch.log(torch.tensor([[0.6]])),
+        behavior_log_prob=torch.log(torch.tensor([[0.3]])),
+        advantage=torch.tensor([[0.0]]),
+        mask=torch.tensor([[True]]),
+        reference_log_prob=torch.log(torch.tensor([[0.6 * math.e]])),
+    )
+    # rho = 2 and d = 1: 2 * (e - 1 - 1), where k3 alone is e - 2
+    for estimator, expected in (("k3", math.e - 2.0), ("importance_weighted_k3", 2.0 * (math.e - 2.0))):
+        losses, _ = policy_loss(PolicyLossConfig(kl=KlLossConfig(coef=1.0, estimator=estimator)))(batch)
+        assert losses.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_default_loss_has_a_trust_region_at_any_staleness() -> None:

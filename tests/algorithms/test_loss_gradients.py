@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 from loss_batches import finite_differences, gradient, random_batch
 
 from vla_rl.algorithms import AGGREGATIONS, aggregation, count_denominators
-from vla_rl.algorithms.losses import PARAMETERS, POLICY_LOSSES, KlLossConfig, PolicyLossConfig, TokenBatch, policy_loss
+from vla_rl.algorithms.losses import (
+    PARAMETERS,
+    POLICY_LOSSES,
+    KlLossConfig,
+    PolicyLossConfig,
+    TokenBatch,
+    chosen_tokens,
+    policy_loss,
+)
 
 NAMES = sorted(POLICY_LOSSES)
 WITH_STOPPED_GRADIENTS = {"gspo", "gmpo", "cispo", "cpgd"}
-LOOKS_AT_THE_WHOLE_MICRO_BATCH = {"clip_cov", "kl_cov", "m2po"}
 LEVELS = [(name, level) for name in NAMES if "level" in PARAMETERS[name] for level in ("action", "chunk")]
 ALL = [PolicyLossConfig(name=name) for name in NAMES] + [PolicyLossConfig(name=n, level=level) for n, level in LEVELS]
 DIFFERENTIABLE = [config for config in ALL if config.name not in WITH_STOPPED_GRADIENTS]
@@ -155,7 +162,7 @@ def test_the_order_of_rows_does_not_matter(config) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    name=st.sampled_from([name for name in NAMES if name not in LOOKS_AT_THE_WHOLE_MICRO_BATCH]),
+    name=st.sampled_from(NAMES),
     mode=st.sampled_from(sorted(AGGREGATIONS)),
     seed=st.integers(0, 100),
     order=st.permutations(range(6)),
@@ -163,8 +170,10 @@ def test_the_order_of_rows_does_not_matter(config) -> None:
 )
 def test_the_gradient_does_not_depend_on_how_an_update_is_split(name, mode, seed, order, cuts) -> None:
     """Micro-batches of random size and order; whether another rank computes one makes no difference to the sum."""
-    batch = random_batch(6, 4, seed=seed)
-    loss, reduce = policy_loss(PolicyLossConfig(name=name)), aggregation(mode)
+    batch, config = random_batch(6, 4, seed=seed), PolicyLossConfig(name=name)
+    if config.needs_chosen_tokens:
+        batch = dataclasses.replace(batch, chosen_tokens=chosen_tokens(config, batch))
+    loss, reduce = policy_loss(config), aggregation(mode)
     whole = count_denominators(batch.mask, length=20.0)
     losses, diagnostics = loss(batch)
     (expected,) = torch.autograd.grad(reduce(losses, batch.mask, whole), batch.log_prob)
@@ -181,7 +190,10 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_split(name, mode, seed
     joined = sums[0]
     for each in sums[1:]:
         joined = joined + each
-    assert joined.metrics() == pytest.approx(diagnostics.metrics(), rel=1e-4, abs=1e-6)
+    found_metrics, expected_metrics = joined.metrics(), diagnostics.metrics()
+    for metrics in (found_metrics, expected_metrics):
+        metrics.pop("covariance", None)  # around the means of each micro-batch
+    assert found_metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
 
 
 def test_longer_padding_changes_nothing_but_zeros() -> None:

@@ -1,12 +1,20 @@
 """Every other policy loss against numbers worked out by hand."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from loss_batches import batch_of, gradient, ratios_of, row
 
-from vla_rl.algorithms.losses import CorrectionConfig, PolicyLossConfig, TokenBatch, policy_loss, sequence_log_ratio
+from vla_rl.algorithms.losses import (
+    CorrectionConfig,
+    PolicyLossConfig,
+    TokenBatch,
+    chosen_tokens,
+    policy_loss,
+    sequence_log_ratio,
+)
 
 
 def loss_of(name: str, **changes):
@@ -112,6 +120,30 @@ def test_clip_cov_without_a_candidate_is_ppo() -> None:
     losses, diagnostics = loss_of("clip_cov", covariance_share=1.0, covariance_low=2.0)(covariance_batch())
     torch.testing.assert_close(losses, row(1.0, -1.0, 1.0, -1.0))
     assert diagnostics.metrics()["dropped_fraction"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PolicyLossConfig(name="clip_cov", covariance_share=0.5, covariance_low=0.5, covariance_high=5.0),
+        PolicyLossConfig(name="kl_cov", covariance_share=0.34),
+        PolicyLossConfig(name="m2po", max_second_moment=0.07),
+    ],
+    ids=lambda config: config.name,
+)
+def test_tokens_chosen_beforehand_are_those_that_the_loss_chooses_among_all(config: PolicyLossConfig) -> None:
+    batch = TokenBatch(
+        log_prob=row(-3.0, -1.0, -1.0, -3.0).T,
+        behavior_log_prob=row(-3.1, -1.0, -0.5, -3.0).T,
+        advantage=row(-1.0, 1.0, -1.0, 1.0).T,
+        mask=torch.ones(4, 1, dtype=torch.bool),
+    )
+    loss = policy_loss(config)
+    given = dataclasses.replace(batch, chosen_tokens=chosen_tokens(config, batch))
+    parts = [slice(0, 1), slice(1, 4)]
+    whole, _ = loss(batch)
+    torch.testing.assert_close(torch.cat([loss(given.rows(part))[0] for part in parts]), whole)
+    assert not torch.equal(torch.cat([loss(batch.rows(part))[0] for part in parts]), whole)
 
 
 def test_kl_cov_penalises_the_tokens_of_the_highest_covariance() -> None:

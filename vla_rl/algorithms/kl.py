@@ -56,7 +56,7 @@ def importance_weighted_k3(log_prob: Tensor, behavior_log_prob: Tensor, referenc
 KL_ESTIMATORS: Final = MappingProxyType[str, KlEstimator](
     {"k1": k1, "abs": absolute, "k2": k2, "k3": k3, "k3_plus": k3_plus}
 )
-"""Estimators by the name that a config uses."""
+"""Estimators by the name that a config uses; it may also name `importance_weighted_k3`, which looks at a third policy."""
 
 
 def _difference(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:

@@ -14,6 +14,10 @@ MAX_RELATIVE_ERROR = 0.2
 """The adaptive coefficient answers to no more than this relative error at a time."""
 
 
+MIN_FACTOR = 0.5
+"""The adaptive coefficient at most halves in an update, however many samples that has: from 0 it would never come back."""
+
+
 class KlRewardConfig(Config, frozen=True, kw_only=True):
     """The weight of the penalty: fixed, or adapted towards a target."""
 
@@ -63,7 +67,7 @@ def penalised_rewards(
 def next_kl_coef(config: KlRewardConfig, coef: float, observed_kl: float, num_samples: int) -> float:
     """The weight after an update (Ziegler et al. 2019, arXiv:1909.08593, section 2.2); `config.coef` where it is fixed.
 
-        coef * (1 + clip(observed / target - 1, -0.2, 0.2) * num_samples / horizon)
+        coef * max(1 + clip(observed / target - 1, -0.2, 0.2) * num_samples / horizon, 0.5)
 
     Args:
         config: target and horizon.
@@ -74,4 +78,4 @@ def next_kl_coef(config: KlRewardConfig, coef: float, observed_kl: float, num_sa
     if config.target is None:
         return config.coef
     error = float(np.clip(observed_kl / config.target - 1.0, -MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR))
-    return coef * max(1.0 + error * num_samples / config.horizon, 0.0)
+    return coef * max(1.0 + error * num_samples / config.horizon, MIN_FACTOR)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vla_rl.algorithms.losses.sequence_surrogates import sequence_log_ratio
     from vla_rl.algorithms.losses.token_batch import PolicyLoss, TokenBatch
     from vla_rl.algorithms.losses.value_losses import ValueDiagnostics, ValueLoss, clipped_value_loss, value_loss
+    from vla_rl.algorithms.losses.whole_choices import chosen_tokens
 
 __all__ = [
     "PARAMETERS",
@@ -36,6 +37,7 @@ __all__ = [
     "ValueDiagnostics",
     "ValueLoss",
     "ValueLossConfig",
+    "chosen_tokens",
     "clipped_surrogate",
     "clipped_value_loss",
     "decoupled_surrogate",
@@ -57,6 +59,7 @@ _HOME = {
     "sequence_surrogates": ("sequence_log_ratio",),
     "token_batch": ("PolicyLoss", "TokenBatch"),
     "value_losses": ("ValueDiagnostics", "ValueLoss", "clipped_value_loss", "value_loss"),
+    "whole_choices": ("chosen_tokens",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -148,9 +148,21 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
         return self.kl.coef > 0.0
 
     @property
+    def has_terms_without_advantage(self) -> bool:
+        """Whether the loss may have a gradient where every advantage is 0; of your own loss nobody knows, so True."""
+        values = self.parameters
+        drifts = bool(values.get("drift_coef") or values.get("penalty_coef"))
+        return self.needs_reference or drifts or is_function_path(self.name)
+
+    @property
     def needs_sequence_log_ratio(self) -> bool:
         """Whether a row that is only a part of its sequence needs `TokenBatch.sequence_log_ratio`."""
         return self.name in ("gspo", "gmpo", "opsm") or self.level == "sequence"
+
+    @property
+    def needs_chosen_tokens(self) -> bool:
+        """Whether a micro-batch that is only a part of a mini-batch needs `TokenBatch.chosen_tokens`."""
+        return self.name in ("clip_cov", "kl_cov", "m2po")
 
     def _check_ranges(self) -> None:
         values = self.parameters
@@ -189,17 +201,27 @@ _NOT_NEGATIVE: Final = (
 )
 
 
-def policy_loss_for(config: PolicyLossConfig, max_staleness: int) -> PolicyLossConfig:
+def policy_loss_for(
+    config: PolicyLossConfig, max_staleness: int, *, steps_once_per_update: bool = True
+) -> PolicyLossConfig:
     """The loss of a run whose generation may be `max_staleness` updates ahead: the one configured, if it is safe there.
 
-    The default, `ppo`, has a trust region at every staleness. A loss without one is refused as soon as `max_staleness` is
-    above 0, unless `allow_unbounded` is set. Your own loss (`module:function`) is taken as it is.
+    The default, `ppo`, has a trust region at every staleness. A loss without one is refused as soon as it would see data of
+    older weights: where `max_staleness` is above 0, or an update has several optimizer steps, of which only the first has
+    the weights that acted; unless `allow_unbounded` is set. Your own loss (`module:function`) is taken as it is.
 
     Raises: ConfigError for a loss without a trust region.
     """
-    if max_staleness > 0 and config.name in WITHOUT_TRUST_REGION and not config.allow_unbounded:
+    if config.name not in WITHOUT_TRUST_REGION or config.allow_unbounded:
+        return config
+    if max_staleness > 0:
         raise ConfigError(
             f"policy loss {config.name!r} has no trust region, expected one where max_staleness = {max_staleness} > 0: "
             "choose ppo or decoupled_ppo, set max_staleness=0, or insist with allow_unbounded=True."
+        )
+    if not steps_once_per_update:
+        raise ConfigError(
+            f"policy loss {config.name!r} has no trust region, expected one where an update has several optimizer steps: "
+            "choose ppo or decoupled_ppo, leave out epochs and minibatch_trajectories, or insist with allow_unbounded=True."
         )
     return config

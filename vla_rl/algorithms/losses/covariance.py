@@ -3,8 +3,9 @@
     cov_t = (A_t - mean A) * (log_prob_t - mean log_prob)
 
 Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", arXiv:2505.22617.
-Means and shares are those of the micro-batch that the loss is handed, as in every system: these two losses depend on how
-an update is split, so give them micro-batches as large as memory allows.
+Means and shares are those of the batch among which tokens are chosen. A learner chooses among a whole mini-batch and hands
+the choice on as `TokenBatch.chosen_tokens`, so that the gradient does not depend on the micro-batches; a loss that is called
+without it chooses among the tokens it is handed. The metric `covariance` is always around the means of those.
 """
 
 import dataclasses
@@ -35,6 +36,34 @@ def clip_cov(
     The paper draws them at random; we take them evenly spaced among the candidates, so that a loss is a function.
     """
     losses, diagnostics = clipped_surrogate(batch, clip_low=clip_low, clip_high=clip_high)
+    dropped = batch.chosen_tokens
+    if dropped is None:
+        dropped = dropped_by_clip_cov(
+            batch,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            covariance_share=covariance_share,
+            covariance_low=covariance_low,
+            covariance_high=covariance_high,
+        )
+    covariance = token_covariance(batch)
+    reported = dataclasses.replace(
+        diagnostics, num_dropped=dropped.float().sum(), extra_sums={"covariance": covariance.float().sum()}
+    )
+    return torch.where(dropped, 0.0, losses), reported
+
+
+def dropped_by_clip_cov(
+    batch: TokenBatch,
+    *,
+    clip_low: float,
+    clip_high: float,
+    covariance_share: float,
+    covariance_low: float,
+    covariance_high: float,
+) -> Tensor:
+    """bool [B, T]: the tokens that `clip_cov` leaves out."""
+    losses, _ = clipped_surrogate(batch, clip_low=clip_low, clip_high=clip_high)
     covariance = token_covariance(batch)
     ratio = token_log_ratio(batch).detach().exp()
     has_gradient = losses.detach() == -batch.masked_advantage * ratio
@@ -42,13 +71,7 @@ def clip_cov(
     candidates = is_candidate.flatten().nonzero()[:, 0]
     wanted = min(_count(batch, covariance_share), len(candidates))
     picked = candidates[torch.arange(wanted, device=candidates.device) * len(candidates) // max(wanted, 1)]
-    dropped = torch.zeros_like(batch.mask).flatten()
-    dropped[picked] = True
-    dropped = dropped.reshape(batch.mask.shape)
-    reported = dataclasses.replace(
-        diagnostics, num_dropped=dropped.float().sum(), extra_sums={"covariance": covariance.float().sum()}
-    )
-    return torch.where(dropped, 0.0, losses), reported
+    return _at(picked, batch)
 
 
 def kl_cov(batch: TokenBatch, *, covariance_share: float, penalty_coef: float) -> tuple[Tensor, Diagnostics]:
@@ -59,17 +82,21 @@ def kl_cov(batch: TokenBatch, *, covariance_share: float, penalty_coef: float) -
     Nothing bounds the ratio of the other tokens.
     """
     log_ratio = token_log_ratio(batch)
-    covariance = token_covariance(batch)
-    wanted = min(_count(batch, covariance_share), int(batch.mask.sum()))
-    ranked = torch.where(batch.mask, covariance, -torch.inf).flatten().topk(wanted).indices
-    penalised = torch.zeros_like(batch.mask).flatten()
-    penalised[ranked] = True
-    penalised = penalised.reshape(batch.mask.shape)
+    penalised = batch.chosen_tokens
+    if penalised is None:
+        penalised = penalised_by_kl_cov(batch, covariance_share=covariance_share)
     losses = -batch.masked_advantage * log_ratio.exp()
     losses = torch.where(penalised, losses + penalty_coef * log_ratio.abs(), losses)
     losses = torch.where(batch.mask, losses, 0.0)
-    extra = {"covariance": covariance, "penalised_fraction": penalised.float()}
+    extra = {"covariance": token_covariance(batch), "penalised_fraction": penalised.float()}
     return losses, diagnose(log_ratio, batch.mask, extra=extra)
+
+
+def penalised_by_kl_cov(batch: TokenBatch, *, covariance_share: float) -> Tensor:
+    """bool [B, T]: the tokens that `kl_cov` penalises."""
+    wanted = min(_count(batch, covariance_share), int(batch.mask.sum()))
+    ranked = torch.where(batch.mask, token_covariance(batch), -torch.inf).flatten().topk(wanted).indices
+    return _at(ranked, batch)
 
 
 def token_covariance(batch: TokenBatch) -> Tensor:
@@ -78,6 +105,13 @@ def token_covariance(batch: TokenBatch) -> Tensor:
     count = batch.mask.sum().clamp(min=1)
     centred = (advantage - advantage.sum() / count) * (log_prob - log_prob.sum() / count)
     return torch.where(batch.mask, centred, 0.0)
+
+
+def _at(places: Tensor, batch: TokenBatch) -> Tensor:
+    """bool [B, T], True at places int64 [n] of the flattened batch."""
+    chosen = torch.zeros_like(batch.mask).flatten()
+    chosen[places] = True
+    return chosen.reshape(batch.mask.shape)
 
 
 def _count(batch: TokenBatch, share: float) -> int:

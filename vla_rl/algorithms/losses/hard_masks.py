@@ -51,14 +51,23 @@ def m2po(batch: TokenBatch, *, max_second_moment: float) -> tuple[Tensor, Diagno
 
         loss = -A * rho for the largest set of nearest tokens with mean (log rho)^2 <= max_second_moment, else 0
 
-    The moment is that of the micro-batch which the loss is handed; give it micro-batches as large as memory allows.
+    The moment is that of the batch among which tokens are chosen: of the whole mini-batch where a learner hands the choice
+    on as `TokenBatch.chosen_tokens`, else of what the loss is handed.
     """
+    dropped = batch.chosen_tokens
+    if dropped is None:
+        dropped = dropped_by_m2po(batch, max_second_moment=max_second_moment)
+    return _masked_importance(batch, dropped)
+
+
+def dropped_by_m2po(batch: TokenBatch, *, max_second_moment: float) -> Tensor:
+    """bool [B, T]: the tokens that `m2po` leaves out; anything where masked."""
     squares = torch.where(batch.mask, token_log_ratio(batch).detach().square(), torch.inf).flatten()
     ascending, order = squares.sort(stable=True)
     moments = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=squares.device)
     dropped = torch.zeros_like(batch.mask).flatten()
     dropped[order] = ~(moments <= max_second_moment)
-    return _masked_importance(batch, dropped.reshape(batch.mask.shape))
+    return dropped.reshape(batch.mask.shape)
 
 
 def _masked_importance(batch: TokenBatch, dropped: Tensor) -> tuple[Tensor, Diagnostics]:

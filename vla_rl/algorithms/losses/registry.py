@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
-from vla_rl.algorithms.kl import KL_ESTIMATORS, k3
+from vla_rl.algorithms.kl import KL_ESTIMATORS, importance_weighted_k3, k3
 from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate, decoupled_surrogate
 from vla_rl.algorithms.losses.config import PolicyLossConfig
 from vla_rl.algorithms.losses.covariance import clip_cov, kl_cov
@@ -94,7 +94,11 @@ def _held_to_reference(batch: TokenBatch, *, loss: PolicyLoss, config: KlLossCon
     reference = batch.constant("reference_log_prob", "PolicyLossConfig.kl")
     losses, diagnostics = loss(batch)
     log_prob = batch.masked_log_prob
-    penalty = KL_ESTIMATORS[config.estimator](log_prob, reference)
+    if config.estimator == "importance_weighted_k3":
+        behavior = batch.constant("behavior_log_prob", "KlLossConfig.estimator")
+        penalty = importance_weighted_k3(log_prob, behavior, reference)
+    else:
+        penalty = KL_ESTIMATORS[config.estimator](log_prob, reference)
     logged = torch.where(batch.mask, k3(log_prob.detach(), reference), 0.0)
     held = losses + torch.where(batch.mask, config.coef * penalty, 0.0)
     return held, _with_extra(diagnostics, {"reference_kl": logged.float().sum()})

@@ -14,11 +14,14 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
     """Its weight; 0 leaves it out, and the reference policy is then not computed at all."""
 
     estimator: str = "k3_plus"
-    """One of `KL_ESTIMATORS`; k3_plus has the value of k3 and the gradient of k2."""
+    """k1, abs, k2, k3, or k3_plus, which has the value of k3 and the gradient of k2; or importance_weighted_k3, for samples
+    of older weights."""
 
     def __post_init__(self) -> None:
         self.require(0.0 <= self.coef < float("inf"), "coef", "a finite weight >= 0")
-        check_choice(("k1", "abs", "k2", "k3", "k3_plus"), self.estimator, "KlLossConfig.estimator")
+        check_choice(
+            ("k1", "abs", "k2", "k3", "k3_plus", "importance_weighted_k3"), self.estimator, "KlLossConfig.estimator"
+        )
 
 
 class ValueLossConfig(Config, frozen=True, kw_only=True):

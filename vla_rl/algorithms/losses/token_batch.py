@@ -30,6 +30,8 @@ class TokenBatch:
         action_tokens: tokens of one control step, for the ratio level "action"; adjacent, and T is a multiple of it.
         correction_weight: float [B, T], constant factor of the losses, from `engine_correction` over the whole update; None
             computes it from this micro-batch, which is the same where every row is a whole sequence.
+        chosen_tokens: bool [B, T], those that clip_cov, kl_cov or m2po treat in another way, from `chosen_tokens` over the
+            whole mini-batch; None chooses among those of this micro-batch.
 
     Raises: ValueError for shapes or a mask dtype that do not fit.
     """
@@ -43,6 +45,7 @@ class TokenBatch:
     sequence_log_ratio: Tensor | None = None
     action_tokens: int | None = None
     correction_weight: Tensor | None = None
+    chosen_tokens: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.mask.ndim != 2 or self.mask.dtype is not torch.bool:
@@ -52,6 +55,7 @@ class TokenBatch:
         full, column = self.mask.shape, (self.mask.shape[0], 1)
         for name in ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob", "correction_weight"):
             self._check_shape(name, full)
+        self._check_shape("chosen_tokens", full)
         self._check_shape("advantage", full, column)
         self._check_shape("sequence_log_ratio", column)
         if self.action_tokens is not None and (self.action_tokens < 1 or self.mask.shape[1] % self.action_tokens):
