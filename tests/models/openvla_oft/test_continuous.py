@@ -1,6 +1,7 @@
 """Continuous heads: the public parts beside the weights, likelihoods that are minus the L1 error, and denoising."""
 
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import public_checkpoint
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from vla_rl.engines import Demonstration, DeviceLane, ImitationConfig, Imitator, OptimizerConfig
 from vla_rl.errors import CheckpointError, ConfigError
@@ -54,6 +56,23 @@ def test_a_public_checkpoint_acts_as_the_libraries_alone_say(folder: Path) -> No
     torch.testing.assert_close(numbers.view(8, 7), expected, atol=2e-5, rtol=0)
 
 
+def test_a_public_diffusion_head_sees_the_noise_that_the_libraries_alone_say(tmp_path: Path) -> None:
+    parts = public_checkpoint.Parts(seed=2)
+    public_checkpoint.write(tmp_path / "diffusion", parts, TINY_TOKENIZER)
+    parts.write_parts(tmp_path / "diffusion", diffusion=True)
+    policy = ContinuousOpenVlaOft.load(tmp_path / "diffusion", head="diffusion", norm_key="libero_goal")
+    observation, noisy = observation_of(), torch.randn(1, 8, 7)
+    batch = policy.prepare([observation])
+    assert batch.proprio is not None
+    prompt = public_checkpoint.prompt_ids(TINY_TOKENIZER, observation["instruction"])
+    for step in (0, 37):
+        with torch.no_grad():
+            found = policy.network.predict_noise(batch, noisy, torch.tensor([step]))[0]
+            hidden = parts.read(list(batch.images[0]), prompt, batch.proprio[0], 56, noisy=(noisy.flatten(), step))
+            expected = parts.regress(hidden, action_dim=7)
+        torch.testing.assert_close(found, expected, atol=3e-5, rtol=0)
+
+
 def test_proprioception_is_scaled_by_the_percentiles_of_the_chosen_set(folder: Path) -> None:
     policy = ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
     observation = observation_of()
@@ -74,6 +93,26 @@ def test_a_saved_one_loads_to_the_same_numbers(folder: Path, tmp_path: Path) -> 
     assert (tmp_path / "again" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("head", "parts"),
+    [
+        ("l1", ["action_head", "proprio_projector"]),
+        ("diffusion", ["action_head", "noisy_action_projector", "proprio_projector"]),
+    ],
+)
+def test_a_continuous_policy_is_saved_in_the_authors_parts(head: Any, parts: list[str], tmp_path: Path) -> None:
+    policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head=head), seed=0)
+    policy.save(tmp_path / "ours")
+    assert sorted(path.name for path in (tmp_path / "ours").glob("*.pt")) == [
+        f"{part}--latest_checkpoint.pt" for part in parts
+    ]
+    main = load_file(tmp_path / "ours" / "model.safetensors")
+    assert {name.partition(".")[0] for name in main} == {"vision_backbone", "projector", "language_model"}
+    again, tensors = ContinuousOpenVlaOft.load(tmp_path / "ours").checkpoint_tensors(), policy.checkpoint_tensors()
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
+
+
 def test_two_candidates_for_a_part_are_named(folder: Path, tmp_path: Path) -> None:
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -86,8 +125,25 @@ def test_a_part_that_would_run_code_is_refused(folder: Path, tmp_path: Path) -> 
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     torch.save({"fc1": print}, tmp_path / "action_head--150000_checkpoint.pt")
-    with pytest.raises(CheckpointError, match="cannot be read as plain tensors"):
+    with pytest.raises(CheckpointError, match="holds more than tensors by name; expected a state dict"):
         ContinuousOpenVlaOft.load(tmp_path, norm_key="libero_goal")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda whole: whole[: len(whole) // 2], r"is not a whole PyTorch file \(\d+ bytes\); download it again"),
+        (lambda whole: b"", r"is not a whole PyTorch file \(0 bytes\); download it again"),
+        (lambda whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
+        (lambda whole: whole.replace(b"layer_norm1", b"\xff\xfe\xfd_norm1"), "cannot be read: .*; download it again"),
+    ],
+)
+def test_a_damaged_part_is_named(damage: Callable[[bytes], bytes], message: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "l1")
+    part = tmp_path / "l1" / "action_head--150000_checkpoint.pt"
+    part.write_bytes(damage(part.read_bytes()))
+    with pytest.raises(CheckpointError, match=message):
+        ContinuousOpenVlaOft.load(tmp_path / "l1", norm_key="libero_goal")
 
 
 def test_a_token_policy_refuses_a_continuous_configuration() -> None:

@@ -28,7 +28,7 @@ SIGLIP = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 class Parts:
     """The modules of one checkpoint, straight from the libraries."""
 
-    def __init__(self, seed: int, image_size: int = 28) -> None:
+    def __init__(self, seed: int, image_size: int = 28, action_dim: int = 7, proprio_dim: int = 8) -> None:
         torch.manual_seed(seed)
         make = dict(pretrained=False, num_classes=0, img_size=image_size, **OVERRIDES)
         self.dino, self.siglip = (timm.create_model(name, **make).eval() for name in TOWERS)
@@ -44,15 +44,16 @@ class Parts:
             num_attention_heads=2, rms_norm_eps=1e-6, pad_token_id=VOCABULARY,
         )  # fmt: skip
         self.llm = LlamaForCausalLM(config).eval()
-        self.proprio = nn.ModuleDict({"fc1": nn.Linear(8, WIDTH), "fc2": nn.Linear(WIDTH, WIDTH)})
+        self.proprio = nn.ModuleDict({"fc1": nn.Linear(proprio_dim, WIDTH), "fc2": nn.Linear(WIDTH, WIDTH)})
         self.head = nn.ModuleDict(
             {
-                "norm1": nn.LayerNorm(7 * WIDTH), "fc1": nn.Linear(7 * WIDTH, WIDTH),
+                "norm1": nn.LayerNorm(action_dim * WIDTH), "fc1": nn.Linear(action_dim * WIDTH, WIDTH),
                 "norms": nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(2)]),
                 "linears": nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(2)]),
-                "norm2": nn.LayerNorm(WIDTH), "fc2": nn.Linear(WIDTH, 7),
+                "norm2": nn.LayerNorm(WIDTH), "fc2": nn.Linear(WIDTH, action_dim),
             }
         )  # fmt: skip
+        self.noisy = nn.ModuleDict({"fc1": nn.Linear(1, WIDTH), "fc2": nn.Linear(WIDTH, WIDTH)})
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything under its public name, in the public order."""
@@ -79,13 +80,30 @@ class Parts:
         gelu = nn.functional.gelu
         return self.projector["fc3"](gelu(self.projector["fc2"](gelu(self.projector["fc1"](hidden)))))
 
-    def read(self, image_rows: list[Tensor], prompt: list[int], proprio: Tensor, num_numbers: int) -> Tensor:
-        """OpenVLA-OFT's hidden states where the action is read, [num_numbers, WIDTH], with an additive mask of zeros."""
+    def read(
+        self,
+        image_rows: list[Tensor],
+        prompt: list[int],
+        proprio: Tensor | None,
+        num_numbers: int,
+        noisy: tuple[Tensor, int] | None = None,
+    ) -> Tensor:
+        """OpenVLA-OFT's hidden states where the action is read, [num_numbers, WIDTH], with an additive mask of zeros.
+
+        `noisy` are the numbers of a noisy chunk and its denoising step, under diffusion.
+        """
         embed = self.llm.get_input_embeddings()
         words = embed(torch.tensor([prompt]))
-        fc1, fc2 = self.proprio["fc1"], self.proprio["fc2"]
-        seen = [self.patches(image) for image in image_rows] + [fc2(nn.functional.gelu(fc1(proprio)))[None, None]]
+        seen = [self.patches(image) for image in image_rows]
         placeholders, stop = torch.zeros(1, num_numbers, WIDTH), embed(torch.tensor([[2]]))
+        if proprio is not None:
+            seen.append(two_layers(self.proprio, proprio)[None, None])
+        if noisy is not None:
+            numbers, step = noisy
+            half = WIDTH // 2
+            angles = [step * math.exp(-math.log(10_000) * index / (half - 1)) for index in range(half)]
+            seen.append(torch.tensor([[[*map(math.sin, angles), *map(math.cos, angles)]]]))
+            placeholders = two_layers(self.noisy, numbers.reshape(1, num_numbers, 1))
         sequence = torch.cat([words[:, :1], *seen, words[:, 1:], placeholders, stop], dim=1)
         length = sequence.shape[1]
         self.llm.set_attn_implementation("eager")
@@ -103,18 +121,22 @@ class Parts:
             x = x + torch.relu(linear(norm(x)))
         return head["fc2"](head["norm2"](x))
 
-    def write_parts(self, folder: Path) -> None:
-        """The head and the proprio projector as the reference saves them: state dicts under DDP's prefix."""
+    def write_parts(self, folder: Path, *, diffusion: bool = False) -> None:
+        """The head and the projectors as the reference saves them: state dicts under DDP's prefix."""
         head = {
             "layer_norm1": self.head["norm1"], "fc1": self.head["fc1"], "layer_norm2": self.head["norm2"],
             "fc2": self.head["fc2"],
             **{f"mlp_resnet_blocks.{i}.ffn.0": norm for i, norm in enumerate(self.head["norms"])},
             **{f"mlp_resnet_blocks.{i}.ffn.1": linear for i, linear in enumerate(self.head["linears"])},
         }  # fmt: skip
-        tensors = {f"module.model.{n}.{leaf}": t for n, m in head.items() for leaf, t in m.state_dict().items()}
+        inside = "noise_predictor.mlp_resnet" if diffusion else "model"
+        tensors = {f"module.{inside}.{n}.{leaf}": t for n, m in head.items() for leaf, t in m.state_dict().items()}
         torch.save(tensors, folder / "action_head--150000_checkpoint.pt")
         proprio = {f"module.{name}": tensor for name, tensor in self.proprio.state_dict().items()}
         torch.save(proprio, folder / "proprio_projector--150000_checkpoint.pt")
+        if diffusion:
+            noisy = {f"module.{name}": tensor for name, tensor in self.noisy.state_dict().items()}
+            torch.save(noisy, folder / "noisy_action_projector--150000_checkpoint.pt")
 
     def generate(self, image: Tensor, prompt: list[int], num_tokens: int) -> tuple[list[int], Tensor]:
         """Greedy ids one after the other, the whole sequence anew each time, and the logits [num_tokens, V]."""
@@ -126,6 +148,11 @@ class Parts:
             logits.append(self.llm(inputs_embeds=sequence).logits[0, -1])
             ids.append(int(logits[-1].argmax()))
         return ids[len(prompt) :], torch.stack(logits)
+
+
+def two_layers(layers: nn.ModuleDict, x: Tensor) -> Tensor:
+    """The projectors' form: linear, GELU, linear."""
+    return layers["fc2"](nn.functional.gelu(layers["fc1"](x)))
 
 
 def statistics(action_dim: int = 7) -> dict[str, Any]:
@@ -180,7 +207,7 @@ def write(folder: Path, parts: Parts, tokenizer_file: Path, *, shards: int = 2, 
         "vision_backbone_id": "dinosiglip-vit-so-224px",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "tokenizer.json").write_bytes(tokenizer_file.read_bytes())
+    (folder / "tokenizer.json").write_text(public_tokenizer(tokenizer_file))
     (folder / "preprocessor_config.json").write_text(json.dumps({"tvf_crop_params": [{"output_size": [28, 28]}] * 2}))
     (folder / "dataset_statistics.json").write_text(json.dumps({"libero_goal_no_noops": statistics()}, indent=2))
     # nothing in the public layout says that the towers are tiny
@@ -199,6 +226,16 @@ def write(folder: Path, parts: Parts, tokenizer_file: Path, *, shards: int = 2, 
     total = sum(tensor.nbytes for tensor in tensors.values())
     index_text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
     (folder / "model.safetensors.index.json").write_text(index_text)
+
+
+def public_tokenizer(tokenizer_file: Path) -> str:
+    """A `tokenizer.json` whose pieces fill the vocabulary, with the padding token behind them, as in the public ones."""
+    tokenizer = json.loads(tokenizer_file.read_text())
+    pieces = tokenizer["model"]["vocab"]
+    pieces |= {f"<piece {index}>": index for index in range(len(pieces), VOCABULARY)}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer["added_tokens"].append({"id": VOCABULARY, "content": "<PAD>", **flags})
+    return json.dumps(tokenizer, ensure_ascii=False)
 
 
 def prompt_ids(tokenizer_file: Path, instruction: str) -> list[int]:

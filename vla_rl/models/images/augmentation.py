@@ -2,7 +2,8 @@
 
     random crop of 0.9 of the area, scaled back ─► brightness ─► contrast ─► saturation ─► hue
 
-Every frame of every camera has draws of its own. Values are clipped to [0, 1] after each step, on the device of the input.
+Every frame of every camera has draws of its own, the crop's two edges too (dlimp is said to move its box along the diagonal
+only, by drawing both from one seed). Values are clipped to [0, 1] after each step, on the device of the input.
 When a policy acts, the middle of the frame is cropped in place of a random part (the pipeline `exact`); policies that never
 crop when they act (`bicubic`) get the colours alone, as a crop would teach them another scale than they will see.
 """

@@ -189,12 +189,11 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         width = max(lengths)
         longest_first = sorted(range(len(rows)), key=lambda row: -lengths[row])
         places = placed([lengths[row] for row in longest_first], width)
-        num_lines = max(place.line for place in places if place is not None) + 1
+        num_lines = max(place.line for place in places) + 1
         tokens, positions = torch.zeros(2, num_lines, width, dtype=torch.long)
         owner = torch.full((num_lines, width), -1)
         starts = torch.zeros(len(rows), dtype=torch.long)
         for row, place in zip(longest_first, places, strict=True):
-            assert place is not None  # there are as many lines as it takes
             taken = slice(place.start, place.start + lengths[row])
             tokens[place.line, taken] = rows[row]
             positions[place.line, taken] = torch.arange(lengths[row])

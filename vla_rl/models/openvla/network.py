@@ -18,7 +18,7 @@ from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.prismatic.lora import add_adapters
 from vla_rl.models.prismatic.network import PrismaticNetwork
 from vla_rl.models.prismatic.processor import PrismaticBatch
-from vla_rl.models.prismatic.sequence import is_token, put_after, read_from
+from vla_rl.models.prismatic.sequence import consecutive, is_token, put_after, rows_at
 
 
 class OpenVlaNetwork(PrismaticNetwork):
@@ -53,9 +53,9 @@ class OpenVlaNetwork(PrismaticNetwork):
         sequence, num_patches = self._embedded(batch, text)
         lengths = batch.prompt_lengths + num_patches + self._num_action_tokens - 1
         mask = is_token(lengths, sequence.shape[1])
-        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False)
-        first = batch.prompt_lengths + num_patches - 1
-        return self._logits(read_from(output.last_hidden_state, first, self._num_action_tokens))
+        read = consecutive(batch.prompt_lengths + num_patches - 1, self._num_action_tokens)
+        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read)
+        return self._logits(output.last_hidden_state)
 
     def begin(self, batch: PrismaticBatch) -> "Decoding":
         """Read the observations once; the answer gives token after token."""
@@ -65,7 +65,7 @@ class OpenVlaNetwork(PrismaticNetwork):
         output = self.language_model.model(
             inputs_embeds=sequence, attention_mask=mask, past_key_values=cache, use_cache=True
         )
-        logits = self._logits(read_from(output.last_hidden_state, lengths - 1, 1))
+        logits = self._logits(rows_at(output.last_hidden_state, lengths[:, None] - 1))
         return Decoding(self, cache, mask, lengths, logits)
 
     def read_prompt(self, batch: PrismaticBatch) -> Tensor:
@@ -73,8 +73,10 @@ class OpenVlaNetwork(PrismaticNetwork):
         sequence, num_patches = self._embedded(batch, batch.prompts)
         lengths = batch.prompt_lengths + num_patches
         mask = is_token(lengths, sequence.shape[1])
-        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False)
-        return read_from(output.last_hidden_state, lengths - 1, 1)[:, 0]
+        read = lengths[:, None] - 1
+        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read)
+        last: Tensor = output.last_hidden_state[:, 0]
+        return last
 
     def _embedded(self, batch: PrismaticBatch, text: Tensor) -> tuple[Tensor, int]:
         patches = self.projector(self.vision_backbone(batch.images))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
@@ -11,16 +12,25 @@ from torch import Tensor
 from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import choose, sampling_columns, seeded_uniforms, tempered_log_probs
+from vla_rl.errors import CheckpointError
 from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.openvla.network import OpenVlaNetwork
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
-from vla_rl.models.prismatic.config import Normalization
+from vla_rl.models.prismatic.config import LlmConfig, Normalization
+from vla_rl.models.prismatic.dialects import Dialect, conventions_of
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import PrismaticPolicy, require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
-from vla_rl.models.prismatic.public_config import Extension, inner_name, require_family, shared_config
+from vla_rl.models.prismatic.public_config import (
+    Extension,
+    agreed,
+    inner_name,
+    known_conventions,
+    require_family,
+    shared_config,
+)
 from vla_rl.models.prismatic.saving import checkpoint_files, read_tokenizer
-from vla_rl.models.prismatic.statistics import bounds_of, choose_key
+from vla_rl.models.prismatic.statistics import bounds_of, choose_key, gripper_of
 from vla_rl.models.prismatic.trunk import materialise
 from vla_rl.models.prismatic.weights import load_weights
 from vla_rl.types import Sampling
@@ -50,31 +60,37 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     @classmethod
     def load(
         cls,
-        checkpoint: Path | str,
+        checkpoint: Path | str | PublicFolder,
         *,
         norm_key: str | None = None,
-        normalization: Normalization = "bounds_q99",
+        normalization: Normalization | None = None,
+        dialect: Dialect | None = None,
+        camera: str | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> "OpenVla":
         """Read a checkpoint in the public layout, shard by shard, without holding it twice.
 
         Args:
-            checkpoint: a folder, or a hub id such as `openvla/openvla-7b-finetuned-libero-goal`.
+            checkpoint: a folder, read already or not, or a hub id such as `openvla/openvla-7b-finetuned-libero-goal`.
             norm_key: which of its action statistics; may be left out where there is one set, or one was chosen before.
-            normalization: which of the statistics' numbers bound the action.
+            normalization: which of the statistics' numbers bound the action; None for the checkpoint's own, else the
+                percentiles.
+            dialect: whose images and positions it was trained with; None for the checkpoint's own, else OpenVLA's.
+            camera: observation key of its image; None for the checkpoint's own, else `image`.
             dtype: of the parameters; None takes the files'.
             device: where the parameters go.
 
         Raises: CheckpointError saying what is missing, unknown or damaged, or how much memory is lacking.
         """
         folder = open_folder(checkpoint)
-        config = config_of(folder, norm_key, normalization)
+        config = config_of(folder, norm_key, normalization, dialect, camera)
+        tokenizer = read_tokenizer(config)
         with torch.device("meta"):
             network = OpenVlaNetwork(config)
         load_weights(network, folder.path, inner_name=inner_name, dtype=dtype, device=device)
         materialise(network, device)
-        return cls(config, network, read_tokenizer(config.tokenizer_file), folder)
+        return cls(config, network, tokenizer, folder)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Token ids int64 [B, D] and their log-probs float32 [B, D]; greedy rows take the most likely token each time."""
@@ -132,17 +148,33 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         return torch.cat(chosen, dim=1), torch.cat(log_probs, dim=1)
 
 
-def config_of(folder: PublicFolder, norm_key: str | None, normalization: Normalization) -> OpenVlaConfig:
+def config_of(
+    folder: PublicFolder,
+    norm_key: str | None,
+    normalization: Normalization | None = None,
+    dialect: Dialect | None = None,
+    camera: str | None = None,
+) -> OpenVlaConfig:
     """The configuration of a checkpoint folder. Raises: CheckpointError for another family, or statistics it lacks."""
     extension = folder.extension
     require_family(folder.path, extension, "openvla")
+    if beside := sorted(path.name for path in folder.path.glob("*checkpoint*.pt")):
+        raise CheckpointError(
+            f"{folder.path} has {', '.join(beside)} beside its weights, as OpenVLA-OFT's checkpoints do; load it with "
+            "OpenVlaOft or ContinuousOpenVlaOft."
+        )
     key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
-    scale = extension.normalization or normalization
+    statistics = folder.statistics[key]
+    scale: Normalization = agreed(folder.path, "normalization", extension.normalization, normalization, "bounds_q99")
+    shared = shared_config(folder.public, extension, folder.path)
+    llm: LlmConfig = shared.pop("llm")
+    conventions = conventions_of(folder.path, known_conventions(extension), dialect, has_placeholders=False)
     return OpenVlaConfig(
-        **shared_config(folder.public, extension, folder.path),
-        images=extension.images or "exact",
-        cameras=extension.cameras or ("image",),
-        action_bounds=bounds_of(folder.statistics[key], scale, gripper=extension.gripper, epsilon=0.0),
+        **shared,
+        llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
+        images=conventions.images,
+        cameras=(camera,) if camera is not None else extension.cameras or ("image",),
+        action_bounds=bounds_of(statistics, scale, gripper=gripper_of(statistics, extension), epsilon=0.0),
         norm_key=key,
         normalization=scale,
         vocabulary=extension.vocabulary,

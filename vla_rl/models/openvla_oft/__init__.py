@@ -5,9 +5,10 @@ Configs import in an instant; the policies bring torch, timm and transformers, w
 
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.models.openvla_oft.config import DIALECTS, OpenVlaOftConfig, tiny
+from vla_rl.models.openvla_oft.config import OpenVlaOftConfig, tiny
 from vla_rl.models.prismatic.action_tokens import LIBERO_BOUNDS, ActionBounds, ActionTokenizer, unit_bounds
 from vla_rl.models.prismatic.config import LIBERO_PROPRIO, LlmConfig, ProprioConfig, VisionTowerConfig
+from vla_rl.models.prismatic.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from vla_rl.models.openvla_oft.continuous import ContinuousOpenVlaOft

@@ -1,13 +1,6 @@
-"""OpenVLA-OFT's checkpoints: the public folder, its parts beside the main weights, and what `vla_rl.json` adds.
+"""OpenVLA-OFT's checkpoints: the public folder, the parts beside its main weights (`parts`), and what `vla_rl.json` adds."""
 
-    model*.safetensors                         towers, projector, trunk; proprio projector too in SimpleVLA-RL's
-    action_head--*_checkpoint.pt               L1 or diffusion head
-    proprio_projector--*_checkpoint.pt         unless it stands in the safetensors
-    noisy_action_projector--*_checkpoint.pt    under diffusion
-
-Saved here, all of it stands in the safetensors under the part's name, which is how the RL systems write theirs.
-"""
-
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -15,85 +8,124 @@ import msgspec
 import torch
 from tokenizers import Tokenizer
 
-from vla_rl.errors import CheckpointError
-from vla_rl.models.openvla_oft.config import DIALECTS, Dialect, Head, OpenVlaOftConfig
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.openvla_oft.config import Head, OpenVlaOftConfig
+from vla_rl.models.openvla_oft.film_part import TOWER_PREFIX
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.openvla_oft.new_parts import NewPart, begin_anew, require_known, require_new
+from vla_rl.models.openvla_oft.parts import FILM_TOWERS, parts_beside, read_parts, require_whole_towers
 from vla_rl.models.prismatic.config import LlmConfig, Normalization
+from vla_rl.models.prismatic.dialects import Dialect, conventions_of
 from vla_rl.models.prismatic.folder import PublicFolder
-from vla_rl.models.prismatic.public_config import Extension, inner_name, require_family, shared_config
+from vla_rl.models.prismatic.public_config import (
+    Extension,
+    agreed,
+    inner_name,
+    known_conventions,
+    public_name,
+    require_family,
+    shared_config,
+)
 from vla_rl.models.prismatic.saving import checkpoint_files
-from vla_rl.models.prismatic.statistics import bounds_of, choose_key, proprio_of
+from vla_rl.models.prismatic.statistics import bounds_of, choose_key, gripper_of, proprio_of
 from vla_rl.models.prismatic.trunk import materialise
-from vla_rl.models.prismatic.weights import find_part, load_part, load_weights, tensor_files
+from vla_rl.models.prismatic.weights import load_weights, stored_dtype, tensor_files
 
 EPSILON: Final = 1e-8
 """What OpenVLA-OFT's code adds to the range of the statistics; OpenVLA's does not."""
 
-PARTS: Final = ("action_head", "proprio_projector", "noisy_action_projector")
-"""Modules that the authors save beside the main weights."""
+LIBERO_ACTION_DIM: Final = 7
+LIBERO_CHUNK: Final = 8
 
 
 def config_of(
     folder: PublicFolder,
+    head: Head | None,
+    *,
     norm_key: str | None,
-    normalization: Normalization,
-    dialect: Dialect,
+    normalization: Normalization | None,
+    dialect: Dialect | None,
     cameras: tuple[str, ...] | None,
-    head: Head,
+    chunk_size: int | None,
+    new_parts: Collection[NewPart] = (),
 ) -> OpenVlaOftConfig:
-    """The configuration of a checkpoint folder; what it says of itself comes before the arguments.
+    """The configuration of a checkpoint folder, with what is said of it where it does not say so itself.
 
-    Raises: CheckpointError where the folder holds another family or head, towers with FiLM, or lacks the statistics.
+    Arguments are those of `ContinuousOpenVlaOft.load`; `head` is None for whichever continuous one it is.
+
+    Raises: CheckpointError where the folder holds another family, head or chunk, or lacks the statistics.
     """
-    extension, conventions = folder.extension, DIALECTS[dialect]
+    extension, beside = folder.extension, parts_beside(folder.path)
     require_family(folder.path, extension, "openvla_oft")
-    _require_readable(folder.path, head)
+    require_known(new_parts)
+    if head == "tokens" and "action_head" in beside:
+        raise CheckpointError(
+            f"{folder.path} has an action head, {beside['action_head'].name}, so its actions are no tokens; load it with "
+            "ContinuousOpenVlaOft (policy_family continuous)."
+        )
+    if head is None and extension.head == "tokens":
+        raise CheckpointError(
+            f"{folder.path} has the head 'tokens'; load it with OpenVlaOft (policy_family openvla_oft)."
+        )
     key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
-    statistics, scale = folder.statistics[key], extension.normalization or normalization
-    has_proprio = folder.public.use_proprio or _has_proprio_weights(folder.path)
+    statistics = folder.statistics[key]
+    scale: Normalization = agreed(folder.path, "normalization", extension.normalization, normalization, "bounds_q99")
+    has_proprio = folder.public.use_proprio or _has_part(folder.path, "proprio_projector", beside, new_parts)
     proprio = proprio_of(statistics, scale, extension.proprio_key) if has_proprio else None
     if has_proprio and proprio is None:
         raise CheckpointError(f"{folder.path} has a proprio projector, but the statistics {key!r} have no proprio.")
-    if extension.head is not None and extension.head != head:
-        raise CheckpointError(f"{folder.path} has the head {extension.head!r}, not {head!r}.")
+    kind: Head = agreed(folder.path, "head", extension.head, head, "l1")
+    if kind != "tokens" and not _has_part(folder.path, "action_head", beside, new_parts):
+        raise CheckpointError(
+            f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one among its weights; load it "
+            "with OpenVlaOft (policy_family openvla_oft), or let fine-tuning begin with one (new_parts: action_head)."
+        )
     shared = shared_config(folder.public, extension, folder.path)
     llm: LlmConfig = shared.pop("llm")
-    rope = extension.rope_inv_freq_dtype if extension.images else conventions.rope_inv_freq_dtype
+    bounds = bounds_of(statistics, scale, gripper=gripper_of(statistics, extension), epsilon=_epsilon_of(extension))
+    conventions = conventions_of(folder.path, known_conventions(extension), dialect)
     return OpenVlaOftConfig(
         **shared,
-        llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=rope),
-        images=extension.images or conventions.images,
-        cameras=extension.cameras or cameras or ("image",),
-        action_bounds=bounds_of(
-            statistics, scale, gripper=extension.gripper, epsilon=EPSILON if extension.gripper == "openvla" else 0.0
-        ),
+        llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
+        images=conventions.images,
+        cameras=_cameras_of(folder, cameras, ("image",) if kind == "tokens" else ("image", "wrist_image")),
+        action_bounds=bounds,
         norm_key=key,
         normalization=scale,
         proprio=proprio,
-        chunk_size=extension.chunk_size or 8,
-        head=head,
-        has_film=extension.has_film,
-        has_stop_token=extension.has_stop_token if extension.images else conventions.has_stop_token,
+        chunk_size=_chunk_of(folder, bounds.action_dim, chunk_size),
+        head=kind,
+        has_film=extension.has_film or FILM_TOWERS in beside or "film" in new_parts,
+        has_stop_token=conventions.has_stop_token,
     )
 
 
 def load_network(
-    config: OpenVlaOftConfig, folder: PublicFolder, dtype: torch.dtype | None, device: torch.device | str
+    config: OpenVlaOftConfig,
+    folder: PublicFolder,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    new_parts: Collection[NewPart] = (),
+    seed: int = 0,
 ) -> OpenVlaOftNetwork:
     """Build without memory, then read one tensor at a time. Raises: CheckpointError."""
     with torch.device("meta"):
         network = OpenVlaOftNetwork(config)
-    beside = _parts_beside(folder.path)
+    main = tensor_files(folder.path)
+    dtype_beside = dtype or stored_dtype(folder.path, "language_model.model.norm.weight")
+    beside = read_parts(folder.path, dtype_beside)
+    require_new(new_parts, network, [*main, *beside], folder.path)
+    begin_anew(new_parts, network, seed, dtype_beside, device)
+    require_whole_towers(beside, {public_name(name) for name in network.state_dict()}, folder.path)
+    twice = sorted(name for name in main.keys() & beside.keys() if not name.startswith(TOWER_PREFIX))
+    if twice:
+        raise CheckpointError(f"{folder.path} has {twice[0]} twice: among its weights, and in a part beside them.")
     load_weights(
         network,
         folder.path,
         inner_name=inner_name,
-        beside={
-            f"{part}.{name}": tensor
-            for part, path in beside.items()
-            if getattr(network, part) is not None
-            for name, tensor in load_part(path).items()
-        },
+        beside=beside,
+        missing=tuple(f"{part}." for part in new_parts),
         dtype=dtype,
         device=device,
     )
@@ -112,6 +144,7 @@ def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolde
         proprio_key="state" if config.proprio is None else config.proprio.key,
         chunk_size=config.chunk_size,
         gripper=config.action_bounds.gripper,
+        epsilon=config.action_bounds.epsilon,
         head=config.head,
         has_film=config.has_film,
         has_stop_token=config.has_stop_token,
@@ -123,26 +156,32 @@ def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolde
     return checkpoint_files(config, extension, tokenizer, origin, config.proprio)
 
 
-def _require_readable(folder: Path, head: Head) -> None:
-    """Nothing that stands beside the weights is left out in silence."""
-    action_head, towers = find_part(folder, "action_head"), find_part(folder, "vision_backbone")
-    if head == "tokens" and action_head is not None:
-        raise CheckpointError(
-            f"{folder} has an action head, {action_head.name}, so its actions are no tokens; load it with "
-            "ContinuousOpenVlaOft (policy_family continuous)."
-        )
-    if towers is not None:
-        raise CheckpointError(
-            f"{folder} has towers with FiLM in {towers.name}, which is not read: a checkpoint with FiLM can be loaded where "
-            "vla_rl saved it, among its weights."
-        )
+def _chunk_of(folder: PublicFolder, action_dim: int, asked: int | None) -> int:
+    """Control steps in a chunk: public folders of LIBERO's mean 8, any other has to be told."""
+    if folder.extension.chunk_size is not None or asked is not None or action_dim == LIBERO_ACTION_DIM:
+        return agreed(folder.path, "chunk_size", folder.extension.chunk_size, asked, LIBERO_CHUNK)
+    raise CheckpointError(
+        f"{folder.path} does not say how many control steps a chunk has, and its actions of {action_dim} numbers are not "
+        "LIBERO's; say chunk_size (25 for ALOHA's)."
+    )
 
 
-def _parts_beside(folder: Path) -> dict[str, Path]:
-    found = {part: find_part(folder, part) for part in PARTS}
-    return {part: path for part, path in found.items() if path is not None}
+def _cameras_of(folder: PublicFolder, asked: tuple[str, ...] | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Observation keys: another environment may call the same cameras otherwise, but there have to be as many."""
+    known = folder.extension.cameras
+    if isinstance(asked, str) or len(set(asked or ())) < len(asked or ()):
+        raise ConfigError(f"cameras is {asked!r}, expected a tuple of observation keys, each of them once")
+    if known is not None and asked is not None and len(asked) != len(known):
+        raise CheckpointError(f"{folder.path} sees {len(known)} pictures {known}; {asked} are {len(asked)}.")
+    return asked or known or default
 
 
-def _has_proprio_weights(folder: Path) -> bool:
-    names = tensor_files(folder)
-    return any(name.startswith("proprio_projector.") for name in names) or "proprio_projector" in _parts_beside(folder)
+def _epsilon_of(extension: Extension) -> float:
+    """Folders from before it was saved: none for policies that were made here, whose gripper is said to be signed."""
+    if extension.epsilon is not None:
+        return extension.epsilon
+    return 0.0 if extension.gripper == "signed" else EPSILON
+
+
+def _has_part(folder: Path, part: str, beside: Collection[str], new_parts: Collection[str]) -> bool:
+    return part in (*beside, *new_parts) or any(name.startswith(f"{part}.") for name in tensor_files(folder))

@@ -1,10 +1,8 @@
 """The configuration of an OpenVLA-OFT policy: everything that its network, processor and action tokens depend on."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from vla_rl.models.images.names import ImagePipelineName
 from vla_rl.models.prismatic.action_tokens import unit_bounds
 from vla_rl.models.prismatic.config import (
     LIBERO_PROPRIO,
@@ -19,26 +17,6 @@ TINY_TOKENIZER: Final = Path(__file__).parents[2] / "assets" / "tiny_tokenizer" 
 
 Head: TypeAlias = Literal["tokens", "l1", "diffusion"]
 """`tokens`: 256 bins a number, what reinforcement learning needs. `l1` and `diffusion`: numbers, for imitation alone."""
-
-Dialect: TypeAlias = Literal["openvla_oft", "simplevla", "rlinf", "rlinf_official"]
-"""Whose conventions a checkpoint was trained with, where systems that share the architecture differ."""
-
-
-class Conventions(NamedTuple):
-    """What a dialect settles."""
-
-    images: ImagePipelineName
-    has_stop_token: bool
-    rope_inv_freq_dtype: Literal["float32", "bfloat16"]
-
-
-DIALECTS: Final[Mapping[Dialect, Conventions]] = {
-    "openvla_oft": Conventions("exact", True, "float32"),
-    "simplevla": Conventions("exact", True, "float32"),
-    "rlinf": Conventions("bicubic", False, "bfloat16"),
-    "rlinf_official": Conventions("bicubic", True, "bfloat16"),
-}
-"""`openvla_oft` is the authors' evaluation; SimpleVLA-RL, siiRL and SRPO ("simplevla") agree with it."""
 
 
 class OpenVlaOftConfig(PrismaticConfig, frozen=True, kw_only=True):

@@ -7,8 +7,9 @@ chunk is denoised in 50 deterministic steps from noise of its own seed; it has n
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,12 +19,14 @@ from torch import Tensor
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import seeded_uniforms
 from vla_rl.models.openvla_oft import checkpoint
-from vla_rl.models.openvla_oft.config import Dialect, Head, OpenVlaOftConfig
+from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
 from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionScaler
 from vla_rl.models.prismatic.config import Normalization
+from vla_rl.models.prismatic.dialects import Dialect
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
@@ -51,25 +54,40 @@ class ContinuousOpenVlaOft(OftPolicy):
     @classmethod
     def load(
         cls,
-        folder: Path | str,
+        folder: Path | str | PublicFolder,
         *,
-        head: Head = "l1",
+        head: Literal["l1", "diffusion"] | None = None,
         norm_key: str | None = None,
-        normalization: Normalization = "bounds_q99",
-        dialect: Dialect = "openvla_oft",
-        cameras: tuple[str, ...] | None = ("image", "wrist_image"),
+        normalization: Normalization | None = None,
+        dialect: Dialect | None = None,
+        cameras: tuple[str, ...] | None = None,
+        chunk_size: int | None = None,
+        new_parts: Collection[NewPart] = (),
+        seed: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> "ContinuousOpenVlaOft":
         """Read a checkpoint such as `moojink/openvla-7b-oft-finetuned-libero-spatial`; arguments as `OpenVlaOft.load`'s.
 
         Args:
-            head: which head its `action_head` part holds; a checkpoint saved here knows.
+            head: which head its `action_head` part holds, or is to hold; None for the checkpoint's own, else L1.
+            cameras: None for the checkpoint's own, else the fixed camera and the hand's.
+            new_parts: `action_head` makes OpenVLA, or OpenVLA-OFT with tokens, a policy to be fine-tuned to numbers.
         """
         origin = open_folder(folder)
-        config = checkpoint.config_of(origin, norm_key, normalization, dialect, cameras, head=head)
-        network = checkpoint.load_network(config, origin, dtype, device)
-        return cls(config, network, read_tokenizer(config.tokenizer_file), origin)
+        config = checkpoint.config_of(
+            origin,
+            head,
+            norm_key=norm_key,
+            normalization=normalization,
+            dialect=dialect,
+            cameras=cameras,
+            chunk_size=chunk_size,
+            new_parts=new_parts,
+        )
+        tokenizer = read_tokenizer(config)
+        network = checkpoint.load_network(config, origin, dtype, device, new_parts, seed)
+        return cls(config, network, tokenizer, origin)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Numbers float32 [B, T], and their log-likelihoods float32 [B, T] (zeros under diffusion)."""

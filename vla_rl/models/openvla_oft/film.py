@@ -12,6 +12,10 @@ class FilmBlock(nn.Module):
     def __init__(self, condition_width: int, tower_width: int) -> None:
         super().__init__()
         self.scale, self.shift = nn.Linear(condition_width, tower_width), nn.Linear(condition_width, tower_width)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """To zero."""
         for layer in (self.scale, self.shift):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)

@@ -21,7 +21,7 @@ from vla_rl.models.openvla_oft.heads import DiffusionHead, L1Head, NoisyActionPr
 from vla_rl.models.prismatic.lora import add_adapters
 from vla_rl.models.prismatic.network import PrismaticNetwork
 from vla_rl.models.prismatic.processor import PrismaticBatch
-from vla_rl.models.prismatic.sequence import both_ways, read_from
+from vla_rl.models.prismatic.sequence import both_ways, consecutive
 from vla_rl.models.prismatic.trunk import refuse_causal
 from vla_rl.models.prismatic.vision import ProprioProjector
 
@@ -100,7 +100,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         lengths = batch.prompt_lengths + num_seen + self._num_action_tokens + self._num_stop_tokens
         # the last prompt token stands at num_seen + prompt_length - 1, and the first number is read there
         first = batch.prompt_lengths + num_seen - 1
-        return read_from(self.hidden_states(sequence, lengths), first, self._num_action_tokens)
+        return self.hidden_states(sequence, lengths, consecutive(first, self._num_action_tokens))
 
     def see(self, batch: PrismaticBatch) -> Tensor:
         """What pictures and proprioception are to the trunk, [B, V, hidden_size]: the same for every denoising step."""
@@ -111,10 +111,14 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         proprio = batch.proprio.to(self.proprio_projector.fc1.weight.dtype)
         return torch.cat([seen, self.proprio_projector(proprio)[:, None].to(seen.dtype)], dim=1)
 
-    def hidden_states(self, sequence: Tensor, lengths: Tensor) -> Tensor:
-        """The trunk's output for embedded tokens [B, L, D] of which each row's first `lengths` are not padding."""
+    def hidden_states(self, sequence: Tensor, lengths: Tensor, read: Tensor | None = None) -> Tensor:
+        """The trunk's output for embedded tokens [B, L, D] of which each row's first `lengths` are not padding.
+
+        Args:
+            read: int64 [B, T], the positions wanted, if not all.
+        """
         mask = both_ways(lengths, sequence.shape[1])
-        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False)
+        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read)
         hidden: Tensor = output.last_hidden_state
         return hidden
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.openvla_oft.parts import split
 from vla_rl.models.prismatic.config import ProprioConfig
 from vla_rl.models.prismatic.policy import PrismaticPolicy
 from vla_rl.models.prismatic.processor import PrismaticBatch
@@ -27,6 +28,16 @@ class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
     def checkpoint_files(self) -> Mapping[str, bytes]:
         """`config.json`, `tokenizer.json`, `vla_rl.json`, and what else a loaded folder held."""
         return checkpoint.files_of(self.config, self._tokenizer, self._origin)
+
+    def _files_of(
+        self, tensors: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
+        """As OpenVLA-OFT's code wants it for continuous heads and FiLM, and RL systems for tokens: all in one.
+
+        A policy with adapters is for vla_rl alone.
+        """
+        is_theirs = (self.config.head != "tokens" or self.config.has_film) and self.config.lora is None
+        return split(tensors) if is_theirs else (tensors, {})
 
     @property
     def _proprio(self) -> ProprioConfig | None:

@@ -1,6 +1,6 @@
 """The OpenVLA-OFT policy: network, processor and action tokens behind the one interface of engines and learners."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +12,13 @@ from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
 from vla_rl.models.openvla_oft import checkpoint
-from vla_rl.models.openvla_oft.config import Dialect, OpenVlaOftConfig
+from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
 from vla_rl.models.prismatic.config import Normalization
+from vla_rl.models.prismatic.dialects import Dialect
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
@@ -45,32 +47,49 @@ class OpenVlaOft(OftPolicy):
     @classmethod
     def load(
         cls,
-        folder: Path | str,
+        folder: Path | str | PublicFolder,
         *,
         norm_key: str | None = None,
-        normalization: Normalization = "bounds_q99",
-        dialect: Dialect = "openvla_oft",
+        normalization: Normalization | None = None,
+        dialect: Dialect | None = None,
         cameras: tuple[str, ...] | None = None,
+        chunk_size: int | None = None,
+        new_parts: Collection[NewPart] = (),
+        seed: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> "OpenVlaOft":
         """Read a checkpoint in the public layout, shard by shard, without holding it twice.
 
         Args:
-            folder: a folder, or a hub id such as `Haozhan72/Openvla-oft-SFT-libero-goal-traj1`.
+            folder: a folder, read already or not, or a hub id such as `Haozhan72/Openvla-oft-SFT-libero-goal-traj1`.
             norm_key: which of its action statistics; may be left out where there is one set, or one was chosen before.
-            normalization: which of the statistics' numbers bound the action.
-            dialect: whose conventions it was trained with; a checkpoint saved here knows its own.
+            normalization: which of the statistics' numbers bound the action; None for the checkpoint's own, else the
+                percentiles.
+            dialect: whose conventions it was trained with; None for the checkpoint's own, else OpenVLA-OFT's.
             cameras: observation keys of its images; None for the checkpoint's own, else the fixed camera alone.
+            chunk_size: control steps in a chunk; None for the checkpoint's own, else the 8 of LIBERO's 7 numbers an action.
+            new_parts: what it lacks and fine-tuning is to begin with, such as `proprio_projector`.
+            seed: of their first weights.
             dtype: of the parameters; None takes the files'.
             device: where the parameters go.
 
         Raises: CheckpointError saying what is missing, unknown or damaged, or how much memory is lacking.
         """
         origin = open_folder(folder)
-        config = checkpoint.config_of(origin, norm_key, normalization, dialect, cameras, head="tokens")
-        network = checkpoint.load_network(config, origin, dtype, device)
-        return cls(config, network, read_tokenizer(config.tokenizer_file), origin)
+        config = checkpoint.config_of(
+            origin,
+            "tokens",
+            norm_key=norm_key,
+            normalization=normalization,
+            dialect=dialect,
+            cameras=cameras,
+            chunk_size=chunk_size,
+            new_parts=new_parts,
+        )
+        tokenizer = read_tokenizer(config)
+        network = checkpoint.load_network(config, origin, dtype, device, new_parts, seed)
+        return cls(config, network, tokenizer, origin)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Token ids int64 [B, T] and their log-probs float32 [B, T]."""

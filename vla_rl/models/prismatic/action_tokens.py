@@ -9,11 +9,14 @@ Between [-1, 1] and the environment's units stand the bounds of the training dat
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from vla_rl.types import Config
+
+Gripper: TypeAlias = Literal["signed", "openvla"]
+"""Last dimension of an action: `signed` as the environment has it; `openvla` for 0 = close, 1 = open turned to +1 and -1."""
 
 
 class ActionBounds(Config, frozen=True, kw_only=True):
@@ -28,8 +31,8 @@ class ActionBounds(Config, frozen=True, kw_only=True):
     is_scaled: tuple[bool, ...]
     """False for dimensions that are taken as they are, such as the gripper."""
 
-    gripper: Literal["signed", "openvla"] = "signed"
-    """Last dimension: `signed` as the environment has it; `openvla` for 0 = close, 1 = open turned to +1 and -1."""
+    gripper: Gripper = "signed"
+    """What the last dimension means."""
 
     epsilon: float = 0.0
     """Added to the range before it scales: 1e-8 in OpenVLA-OFT's code, nothing in OpenVLA's."""
@@ -130,7 +133,7 @@ class ActionScaler:
         self._low, self._high = np.array(bounds.low), np.array(bounds.high)
         self._range = self._high - self._low + bounds.epsilon
         self._is_scaled = np.array(bounds.is_scaled)
-        self._is_constant = self._is_scaled & (self._high <= self._low)
+        self._is_constant = self._high <= self._low
 
     def to_unit(self, actions: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
         """float64 [..., D] in [-1, 1]; what lies outside the bounds is clipped, a dimension without range becomes 0.

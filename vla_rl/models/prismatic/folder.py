@@ -4,7 +4,6 @@ Nothing of it is executed: Python files beside the weights are carried along as 
 written into it either; a policy that was trained is saved to a folder of its own.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Final
 
 from vla_rl.engines.atomic_folder import MANIFEST
 from vla_rl.errors import CheckpointError
+from vla_rl.models.prismatic.hub import HUB_ID, downloaded
 from vla_rl.models.prismatic.public_config import (
     CONFIG_FILE,
     TOKENIZER_FILE,
@@ -26,7 +26,6 @@ from vla_rl.models.prismatic.weights import INDEX_FILE
 COMPANION_BYTES: Final = 16 << 20
 """Files up to this size that are not weights are carried from a loaded folder to a saved one."""
 
-_HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _WEIGHTS: Final = (".safetensors", ".pt", ".bin", ".pth")
 
 
@@ -47,11 +46,13 @@ class PublicFolder:
     """Which shard holds which tensor; None where the weights are one file."""
 
 
-def open_folder(checkpoint: Path | str) -> PublicFolder:
-    """Read a local folder, or a repository of the Hugging Face hub by its id.
+def open_folder(checkpoint: Path | str | PublicFolder) -> PublicFolder:
+    """Read a local folder, or a repository of the Hugging Face hub by its id; one that is read already stays as it is.
 
     Raises: CheckpointError where it is neither, or is not a checkpoint of OpenVLA's architecture.
     """
+    if isinstance(checkpoint, PublicFolder):
+        return checkpoint
     path = _locate(checkpoint)
     public = read_public_config(path)
     files = {
@@ -69,21 +70,9 @@ def open_folder(checkpoint: Path | str) -> PublicFolder:
 
 
 def _locate(checkpoint: Path | str) -> Path:
-    path = Path(checkpoint)
+    path = Path(checkpoint).expanduser()
     if path.is_dir():
         return path.resolve()
-    if isinstance(checkpoint, str) and _HUB_ID.fullmatch(checkpoint):
-        return _downloaded(checkpoint)
+    if isinstance(checkpoint, str) and HUB_ID.fullmatch(checkpoint):
+        return downloaded(checkpoint)
     raise CheckpointError(f"{checkpoint} is neither a folder nor a hub id such as openvla/openvla-7b.")
-
-
-def _downloaded(hub_id: str) -> Path:
-    import huggingface_hub  # only where something is to be downloaded
-
-    try:
-        folder = huggingface_hub.snapshot_download(
-            hub_id, allow_patterns=["*.json", "*.safetensors", "*.pt", "*.model"], ignore_patterns=["lora_adapter/*"]
-        )
-    except Exception as error:  # the hub's client and its transport raise many kinds
-        raise CheckpointError(f"{hub_id} is no folder here, and could not be taken from the hub: {error}") from error
-    return Path(folder)

@@ -63,7 +63,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     @classmethod
     def create(cls, config: ConfigT, seed: int) -> Self:
         """Random weights from `seed`; the global random state stays as it was."""
-        tokenizer = read_tokenizer(config.tokenizer_file)
+        tokenizer = read_tokenizer(config)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             network = cls.build_network(config)
@@ -74,10 +74,11 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def build_network(config: ConfigT) -> NetworkT:
         """A network with new weights, from the global random state."""
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write the public layout to a new folder, all of it or nothing. Raises: CheckpointError."""
         index = None if self._origin is None else self._origin.index
-        write_weights(folder, self.checkpoint_tensors(), self.checkpoint_files(), index)
+        tensors, parts = self._files_of(self.checkpoint_tensors())
+        write_weights(Path(folder), tensors, self.checkpoint_files(), index, parts)
 
     def copy(self) -> Self:
         """The same policy with weights of its own."""
@@ -140,6 +141,12 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         """Copy tensors with public names into the network; every name and shape has to fit."""
         check_names(self.checkpoint_tensors(), tensors)
         self._network.load_state_dict({inner_name(name): tensor for name, tensor in tensors.items()})
+
+    def _files_of(
+        self, tensors: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
+        """Which tensors are the main weights, and which stand in files of their own, by file name, when it is saved."""
+        return tensors, {}
 
     @property
     def _proprio(self) -> ProprioConfig | None:

@@ -4,9 +4,10 @@ Runs off the event loop and off the device lane. Frames are processed where the 
 stay uint8 (`FusedVisionBackbone` makes them numbers), so that what is kept, queued and copied is four times smaller.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
 from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
 from vla_rl.types import Observation
+
+_log = logging.getLogger(__name__)
 
 PROMPT_CACHE_SIZE = 1024
 """Instructions whose token ids are kept; a run has a few hundred at most."""
@@ -82,12 +85,6 @@ class PrismaticProcessor:
     ) -> None:
         self._config, self._tokenizer, self._proprio_config = config, tokenizer, proprio
         self._pipeline = image_pipeline(config.images) if pipeline is None else pipeline
-        first_action_id = config.llm.vocab_size - config.num_bins
-        if tokenizer.get_vocab_size() > config.llm.vocab_size:
-            raise ValueError(
-                f"the tokenizer has {tokenizer.get_vocab_size()} tokens, expected at most vocab_size = "
-                f"{config.llm.vocab_size}, of which ids from {first_action_id} on are action tokens."
-            )
         self._prompt_ids = lru_cache(maxsize=PROMPT_CACHE_SIZE)(self._encode_prompt)
         if proprio is not None:
             self._proprio_low = np.array(proprio.low)
@@ -126,6 +123,8 @@ class PrismaticProcessor:
 
     def _process(self, frames: np.ndarray, device: torch.device) -> Tensor:
         # a view with channels second, laid out channels last: the fast path of the resize on CPUs
+        if min(frames.shape[1:3]) < self._config.image_size:
+            _say_enlarged(frames.shape[1], frames.shape[2], self._config.image_size)
         images = torch.from_numpy(frames).to(device).permute(0, 3, 1, 2)
         return self._pipeline(images, self._config.image_size)
 
@@ -137,6 +136,16 @@ class PrismaticProcessor:
         is_constant = self._proprio_range == 0.0
         unit = np.where(is_constant, 0.0, 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0)
         return torch.from_numpy(np.clip(unit, -1.0, 1.0).astype(np.float32)).to(device)
+
+
+@cache
+def _say_enlarged(height: int, width: int, wanted: int) -> None:
+    """Once for each size."""
+    _log.warning(
+        "frames of %d x %d pixels are enlarged to %d x %d: the policy sees blurred pictures; render larger ones if it was "
+        "not taught with these.",
+        height, width, wanted, wanted,
+    )  # fmt: skip
 
 
 def _instruction(observation: Observation) -> str:
@@ -151,12 +160,18 @@ def _instruction(observation: Observation) -> str:
 
 def _frame(observation: Observation, key: str) -> np.ndarray:
     frame = observation.get(key)
-    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
-        raise ValueError(
-            f"observation[{key!r}] is {_described(frame)}, expected uint8 [H, W, 3] (RGB, channels last); "
-            f"the observation's keys are {sorted(observation)}, and `cameras` in the policy's config names the images."
-        )
-    return frame
+    if (
+        isinstance(frame, np.ndarray)
+        and frame.dtype == np.uint8
+        and frame.ndim == 3
+        and frame.shape[2] == 3
+        and frame.size
+    ):
+        return frame
+    raise ValueError(
+        f"observation[{key!r}] is {_described(frame)}, expected uint8 [H, W, 3] (RGB, channels last); "
+        f"the observation's keys are {sorted(observation)}, and `cameras` in the policy's config names the images."
+    )
 
 
 def _vector(observation: Observation, key: str, width: int) -> np.ndarray:

@@ -5,12 +5,13 @@ gripper, head and dialect stand in ours. A public folder has none, and means the
 """
 
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.images.names import ImagePipelineName
+from vla_rl.models.prismatic.action_tokens import Gripper
 from vla_rl.models.prismatic.config import (
     LlmConfig,
     LoraConfig,
@@ -19,6 +20,7 @@ from vla_rl.models.prismatic.config import (
     ProprioConfig,
     VisionTowerConfig,
 )
+from vla_rl.models.prismatic.dialects import Conventions
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -37,9 +39,12 @@ class TextConfig(msgspec.Struct, kw_only=True):
     num_attention_heads: int = 32
     rms_norm_eps: float = 1e-6
     pad_token_id: int = 32000
+    num_key_value_heads: int | None = None
+    hidden_act: str = "silu"
+    rope_theta: float = 10_000.0
 
 
-class Extension(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the public layout has no place for. The defaults are what the public LIBERO checkpoints mean."""
 
     family: str | None = None
@@ -49,8 +54,9 @@ class Extension(msgspec.Struct, kw_only=True, omit_defaults=True):
     images: ImagePipelineName | None = None
     proprio_key: str = "state"
     chunk_size: int | None = None
-    gripper: Literal["signed", "openvla"] = "openvla"
-    head: str | None = None
+    gripper: Gripper | None = None
+    epsilon: float | None = None
+    head: Literal["tokens", "l1", "diffusion"] | None = None
     has_film: bool = False
     has_stop_token: bool = True
     vocabulary: Literal["all", "actions"] = "all"
@@ -90,7 +96,7 @@ def read_public_config(folder: Path) -> PublicConfig:
             f"{path} cannot be read ({error.strerror}); expected a folder with {CONFIG_FILE}, {TOKENIZER_FILE} and "
             "model.safetensors, whole or in shards."
         ) from error
-    except msgspec.DecodeError as error:
+    except ValueError as error:  # bytes that are no text, text that is no JSON, and JSON that is another's
         raise CheckpointError(f"{path} is not an OpenVLA config: {error}") from error
     for name, expected in (
         ("model_type", "openvla"),
@@ -100,6 +106,19 @@ def read_public_config(folder: Path) -> PublicConfig:
     ):
         if getattr(public, name) != expected:
             raise CheckpointError(f"{path}: {name} is {getattr(public, name)!r}, expected {expected!r}.")
+    text = public.text_config
+    for name, found, trunk in (
+        ("model_type", text.model_type, "llama"),
+        ("num_key_value_heads", text.num_key_value_heads or text.num_attention_heads, text.num_attention_heads),
+        ("hidden_act", text.hidden_act, "silu"),
+        ("rope_theta", text.rope_theta, 10_000.0),
+    ):
+        if found != trunk:
+            raise CheckpointError(f"{path}: text_config.{name} is {found!r}, expected {trunk!r}, as in Llama 2.")
+    if public.timm_override_act_layers != (None, None):
+        raise CheckpointError(
+            f"{path}: timm_override_act_layers is {public.timm_override_act_layers!r}, expected none for either tower."
+        )
     table_size = LlmConfig(vocab_size=public.pad_token_id, pad_to_multiple_of=public.pad_to_multiple_of).table_size
     if public.text_config.vocab_size != table_size:
         raise CheckpointError(
@@ -165,6 +184,26 @@ def require_family(folder: Path, extension: Extension, family: str) -> None:
         raise CheckpointError(f"{folder} holds a policy of the family {extension.family!r}, expected {family!r}.")
 
 
+def known_conventions(extension: Extension) -> Conventions | None:
+    """Those that a checkpoint was saved with here; a public one does not say."""
+    if extension.images is None:
+        return None
+    return Conventions(extension.images, extension.has_stop_token, extension.rope_inv_freq_dtype)
+
+
+SaidT = TypeVar("SaidT")
+
+
+def agreed(folder: Path, name: str, known: SaidT | None, asked: SaidT | None, default: SaidT) -> SaidT:
+    """What a checkpoint says of itself, else what is asked for, else the default.
+
+    Raises: CheckpointError where something else is asked for than it says.
+    """
+    if known is not None and asked is not None and asked != known:
+        raise CheckpointError(f"{folder} has the {name} {known!r}, not {asked!r}: it was saved here, and knows.")
+    return next(value for value in (known, asked, default) if value is not None)
+
+
 def read_extension(folder: Path) -> Extension:
     """Read `vla_rl.json`; the defaults where there is none. Raises: CheckpointError where it cannot be read."""
     path = folder / EXTENSION_FILE
@@ -172,7 +211,7 @@ def read_extension(folder: Path) -> Extension:
         return Extension()
     try:
         return msgspec.json.decode(path.read_bytes(), type=Extension)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 

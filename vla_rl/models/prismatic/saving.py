@@ -1,6 +1,6 @@
 """The small files of a saved checkpoint: what a loaded folder held, as it was, and ours beside it."""
 
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
@@ -16,13 +16,31 @@ from vla_rl.models.prismatic.public_config import (
     public_config,
 )
 
+BOS_ID: Final = 1
+"""What every prompt begins with."""
 
-def read_tokenizer(file: str) -> Tokenizer:
-    """A `tokenizer.json`. Raises: ConfigError where it is none."""
+
+def read_tokenizer(config: PrismaticConfig) -> Tokenizer:
+    """The tokenizer of a policy. Raises: ConfigError where its file is none, or the policy cannot speak its tokens."""
+    file, llm = config.tokenizer_file, config.llm
     try:
-        return Tokenizer.from_file(file)
+        tokenizer = Tokenizer.from_file(file)
     except Exception as error:  # the tokenizers library raises nothing narrower
         raise ConfigError(f"tokenizer_file is {file!r}, expected a tokenizer.json: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    # the public ones hold the padding token too, the first id after the vocabulary
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest > llm.pad_token_id:
+        raise ConfigError(
+            f"tokenizer_file is {file!r}, which has ids up to {largest}, expected none beyond {llm.pad_token_id}: "
+            f"{llm.vocab_size} tokens, of which the last are actions, and one for padding. It is another policy's."
+        )
+    if tokenizer.encode("").ids[:1] != [BOS_ID]:
+        raise ConfigError(
+            f"tokenizer_file is {file!r}, whose prompts do not begin with <s> (id {BOS_ID}), expected one that adds it."
+        )
+    return tokenizer
 
 
 def checkpoint_files(

@@ -28,7 +28,11 @@ def put_after(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tensor:
     return torch.where(in_tail, tail.gather(1, place.clamp(0, num_tail - 1)), padded)
 
 
-def read_from(hidden: Tensor, first: Tensor, num_read: int) -> Tensor:
-    """[B, num_read, D]: consecutive positions of `hidden` [B, L, D], row by row from `first` int64 [B] on."""
-    index = first[:, None] + torch.arange(num_read, device=first.device)
-    return hidden.gather(1, index[..., None].expand(-1, -1, hidden.shape[2]))
+def consecutive(first: Tensor, num: int) -> Tensor:
+    """int64 [B, num]: positions row by row from `first` int64 [B] on."""
+    return first[:, None] + torch.arange(num, device=first.device)
+
+
+def rows_at(rows: Tensor, read: Tensor) -> Tensor:
+    """[B, T, D]: of `rows` [B, L, D] those at `read` int64 [B, T]."""
+    return rows.gather(1, read[..., None].expand(-1, -1, rows.shape[2]))

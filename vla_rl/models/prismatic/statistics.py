@@ -5,13 +5,14 @@ A wrong set of statistics costs tens of points in silence, so nothing is guessed
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.prismatic.action_tokens import ActionBounds
+from vla_rl.models.prismatic.action_tokens import ActionBounds, Gripper
 from vla_rl.models.prismatic.config import Normalization, ProprioConfig
+from vla_rl.models.prismatic.public_config import Extension
 
 STATISTICS_FILE: Final = "dataset_statistics.json"
 NO_NOOPS: Final = "_no_noops"
@@ -41,10 +42,10 @@ def read_statistics(folder: Path, in_config: Mapping[str, Any]) -> dict[str, Sta
     try:
         in_file = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
         return msgspec.convert({**in_config, **in_file}, dict[str, Statistics])
-    except (OSError, msgspec.DecodeError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read as action statistics: {error}") from error
     except msgspec.ValidationError as error:
         raise CheckpointError(f"the action statistics of {folder} are not as expected: {error}") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read as action statistics: {error}") from error
 
 
 def choose_key(statistics: Mapping[str, Statistics], asked: str | None, folder: Path) -> str:
@@ -54,17 +55,32 @@ def choose_key(statistics: Mapping[str, Statistics], asked: str | None, folder: 
     for key in () if asked is None else (asked, asked + NO_NOOPS):
         if key in statistics:
             return key
-    wanted = f"no {asked!r}" if asked is not None else "more than one set, and none was chosen (norm_key)"
+    wanted = f"no {asked!r}" if asked is not None else "more than one set, and none was chosen (norm_key, --norm-key)"
     raise CheckpointError(f"{folder} has action statistics with {wanted}; it has {sorted(statistics)}.")
 
 
 def bounds_of(
-    statistics: Statistics, normalization: Normalization, *, gripper: Literal["signed", "openvla"], epsilon: float
+    statistics: Statistics, normalization: Normalization, *, gripper: Gripper, epsilon: float
 ) -> ActionBounds:
     """What the action tokens mean. Raises: CheckpointError where the wanted statistics are not there."""
     low, high = _ends(statistics.action, normalization, "action")
     mask = statistics.action.mask or (True,) * len(low)
     return ActionBounds(low=low, high=high, is_scaled=mask, gripper=gripper, epsilon=epsilon)
+
+
+def gripper_of(statistics: Statistics, extension: Extension) -> Gripper:
+    """What the last number of an action means: as the checkpoint says, else by what its statistics leave unscaled.
+
+    OpenVLA's convention, 0 = close and 1 = open, is that of one arm whose gripper alone is left as it is. Statistics that
+    scale every number, such as ALOHA's joint positions, give the environment's own units; without a mask they do not say.
+    """
+    if extension.gripper is not None:
+        return extension.gripper
+    mask = statistics.action.mask
+    if extension.family is not None or mask is None:
+        return "openvla"
+    *others, last = mask
+    return "openvla" if all(others) and not last else "signed"
 
 
 def proprio_of(statistics: Statistics, normalization: Normalization, key: str) -> ProprioConfig | None:

@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.prismatic.config import LlmConfig
+from vla_rl.models.prismatic.last_layer import make_last_layer_selective
 
 
 class ExactRotary(LlamaRotaryEmbedding):
@@ -68,6 +69,7 @@ def build_trunk(config: LlmConfig, *, is_causal: bool) -> LlamaForCausalLM:
     trunk.model.rotary_emb = ExactRotary(llama, config.rope_inv_freq_dtype == "bfloat16")
     # masks made here are boolean, which eager attention would add as 0 and 1
     trunk.set_attn_implementation("sdpa")
+    make_last_layer_selective(trunk)
     return trunk
 
 

@@ -17,6 +17,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from vla_rl.errors import ConfigError
+
 # DINOv2's ImageNet constants as every OpenVLA checkpoint has applied them: they were rounded to bfloat16 when the public
 # weights were converted, and all later fine-tunes inherited the rounded values.
 DINO_MEAN: Final = (0.484375, 0.455078125, 0.40625)
@@ -26,8 +28,17 @@ SIGLIP_STD: Final = (0.5, 0.5, 0.5)
 
 
 def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> nn.Module:
-    """A timm ViT without a head, at `image_size`; `overrides` shrink it, such as `{"depth": 3, "embed_dim": 64}`."""
-    tower: nn.Module = timm.create_model(timm_id, pretrained=False, num_classes=0, img_size=image_size, **overrides)
+    """A timm ViT without a head, at `image_size`; `overrides` shrink it, such as `{"depth": 3, "embed_dim": 64}`.
+
+    Raises: ConfigError where timm cannot build it.
+    """
+    try:
+        tower: nn.Module = timm.create_model(timm_id, pretrained=False, num_classes=0, img_size=image_size, **overrides)
+    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+        raise ConfigError(
+            f"timm cannot build the vision tower {timm_id!r} at {image_size} pixels with {dict(overrides)}: {error}; "
+            "expected one of its ViTs, such as those of the public checkpoints."
+        ) from error
     return tower
 
 

@@ -6,6 +6,8 @@ The network is built on the meta device, so that host memory holds the file's by
 both ways: what the network expects and the files lack, or the other way round, is listed before anything is read.
 """
 
+import pickle
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 
 from vla_rl.engines.atomic_folder import MANIFEST, verify_folder, writing_folder
 from vla_rl.errors import CheckpointError
+from vla_rl.models.prismatic.hub import verify_download
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -26,6 +29,9 @@ SHARD_BYTES: Final = 5 * 10**9
 """Largest file that is written; public checkpoints keep to about this."""
 
 NAMES_SHOWN: Final = 8
+
+LFS_POINTER: Final = b"version https://git-lfs"
+"""What stands in place of a large file in a repository that was cloned without Git LFS."""
 
 
 class _Metadata(msgspec.Struct):
@@ -55,12 +61,22 @@ def tensor_files(folder: Path) -> dict[str, str]:
         return dict.fromkeys(file.keys(), SINGLE_FILE)
 
 
+def stored_dtype(folder: Path, name: str) -> torch.dtype:
+    """Of one tensor in its file. Raises: CheckpointError where there is none of that name."""
+    files = tensor_files(folder)
+    if name not in files:
+        raise CheckpointError(f"{folder} holds no {name} among its {len(files)} tensors.")
+    (found,) = _tensors(folder / files[name], [name])
+    return found[1].dtype
+
+
 def load_weights(
     network: nn.Module,
     folder: Path,
     *,
     inner_name: Callable[[str], str],
     beside: Mapping[str, Tensor] = MappingProxyType({}),
+    missing: tuple[str, ...] = (),
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> None:
@@ -70,7 +86,8 @@ def load_weights(
         network: its parameters' names and shapes say what is expected.
         folder: a checkpoint in the public layout.
         inner_name: the network's name for a public one.
-        beside: tensors by public name that stand in files of their own.
+        beside: tensors by public name that stand in files of their own; they come before the folder's of that name.
+        missing: beginnings of the network's names that the folder does not have; they stay as they are.
         dtype: of the parameters; None takes them as they are in the files.
         device: where the parameters go.
 
@@ -80,19 +97,20 @@ def load_weights(
         verify_folder(folder)
     by_file: dict[str, list[str]] = {}
     for name, file in tensor_files(folder).items():
-        by_file.setdefault(file, []).append(name)
+        if name not in beside:
+            by_file.setdefault(file, []).append(name)
     held = {**_shapes_in(folder, by_file), **_shapes(beside)}
-    expected = network.state_dict()
+    expected = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(missing)}
     _refuse_others(_shapes(expected), {inner_name(name): shape for name, shape in held.items()})
     if dtype is None:
-        num_bytes = sum((folder / file).stat().st_size for file in by_file) + sum(
-            each.nbytes for each in beside.values()
-        )
+        num_bytes = sum((folder / file).stat().st_size for file in by_file)
     else:
         num_bytes = sum(tensor.numel() for tensor in expected.values()) * dtype.itemsize
     _check_room(num_bytes, torch.device(device))
+    for file in by_file:
+        verify_download(folder / file)
     for name, tensor in _all_tensors(folder, by_file, beside):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not _is_finite(tensor):
             raise CheckpointError(f"{name} in {folder} has numbers that are not finite; the file is damaged.")
         moved = tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
         _assign(network, inner_name(name), moved)
@@ -127,7 +145,11 @@ def _refuse_others(expected: Mapping[str, list[int]], found: Mapping[str, list[i
 
 
 def write_weights(
-    folder: Path, tensors: Mapping[str, Tensor], files: Mapping[str, bytes], index: bytes | None = None
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    files: Mapping[str, bytes],
+    index: bytes | None = None,
+    parts: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
 ) -> None:
     """Write a checkpoint folder, all of it or nothing: one file of weights, or shards and their index where it is large.
 
@@ -136,12 +158,14 @@ def write_weights(
         tensors: by public name.
         files: small files beside them.
         index: of the folder that the weights came from; they are split as it says where it still fits.
+        parts: tensors that stand beside them in PyTorch files, by file name.
     """
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    num_beside = sum(tensor.nbytes for part in parts.values() for tensor in part.values())
     shards = _shards_of(index, tensors, num_bytes)
     if shards is None:
         shards, index = _shards(tensors), None
-    with writing_folder(folder, num_bytes + sum(map(len, files.values()))) as writer:
+    with writing_folder(folder, num_bytes + num_beside + sum(map(len, files.values()))) as writer:
         for name, shard in shards.items():
             writer.write_tensors(name, shard)
         if len(shards) > 1 and index is None:
@@ -149,17 +173,29 @@ def write_weights(
             index = msgspec.json.format(msgspec.json.encode(_Index(weight_map, _Metadata(num_bytes))), indent=2)
         if index is not None:
             writer.write_bytes(INDEX_FILE, index)
+        for name, part in parts.items():
+            writer.write_torch(name, part)
         for name, data in files.items():
             writer.write_bytes(name, data)
 
 
 def load_part(path: Path) -> dict[str, Tensor]:
     """A `.pt` part of the reference code, such as an action head: tensors by name, without DDP's prefix, no pickle run."""
+    _refuse_pointer(path)
+    verify_download(path)
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"{path} is not a whole PyTorch file ({path.stat().st_size} bytes); download it again.")
     try:
         part = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises whatever its unpickler met
-        raise CheckpointError(f"{path} cannot be read as plain tensors: {error}") from error
-    if not isinstance(part, dict) or not all(isinstance(tensor, Tensor) for tensor in part.values()):
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} holds more than tensors by name; expected a state dict. Anything else is not read: it could run code."
+        ) from error
+    except (OSError, RuntimeError, ValueError, EOFError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; download it again.") from error
+    if not isinstance(part, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in part.items()
+    ):
         raise CheckpointError(f"{path} holds no tensors by name; expected a state dict.")
     return {name.removeprefix("module."): tensor for name, tensor in part.items()}
 
@@ -243,11 +279,23 @@ def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
                 raise CheckpointError(f"{name} in {path} cannot be read: {error}; the file is damaged.") from error
 
 
+def _refuse_pointer(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise CheckpointError(f"{path} is a pointer of Git LFS, not the file itself; fetch it (git lfs pull).")
+
+
 def _opened(path: Path) -> Any:
+    _refuse_pointer(path)
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}; download it again.") from error
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Without a copy of the tensor's size; its ends are NaN where one number is."""
+    return tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor))
 
 
 def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
@@ -262,7 +310,7 @@ def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
 def _decode(path: Path, type: type[_Index]) -> _Index:
     try:
         return msgspec.json.decode(path.read_bytes(), type=type)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:  # bytes that are no text, and text that is no index
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 

@@ -1,0 +1,175 @@
+"""What a public folder may bring: code, damage, a hub's links, statistics twice, more than there is room for."""
+
+import hashlib
+import json
+import logging
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import public_checkpoint
+import pytest
+import torch
+
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.openvla import OpenVla
+from vla_rl.models.openvla_oft import ContinuousOpenVlaOft
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.prismatic import weights
+
+HUB_ID, REVISION = "somebody/openvla-7b-tiny", "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("public") / "openvla"
+    public_checkpoint.write(folder, public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "openvla")
+
+
+def load(folder: Path | str) -> OpenVla:
+    return OpenVla.load(folder, norm_key="libero_goal")
+
+
+def changed(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_code_in_a_folder_is_carried_along_and_never_run(folder: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "was run"
+    code = f"import pathlib\npathlib.Path({str(trap)!r}).touch()\n"
+    for name in ("modeling_prismatic.py", "configuration_prismatic.py", "processing_prismatic.py", "__init__.py"):
+        (folder / name).write_text(code)
+    load(folder).save(tmp_path / "ours")
+    assert not trap.exists()
+    assert (tmp_path / "ours" / "modeling_prismatic.py").read_text() == code
+
+
+def test_statistics_beside_the_config_come_before_those_in_it(folder: Path) -> None:
+    other = public_checkpoint.statistics()
+    other["action"]["q01"] = [-0.5] * 7
+    changed(folder / "config.json", norm_stats={"libero_goal_no_noops": other})
+    assert load(folder).config.action_bounds.low[0] == pytest.approx(-0.1)
+    (folder / "dataset_statistics.json").unlink()
+    assert load(folder).config.action_bounds.low[0] == -0.5
+
+
+def test_a_device_without_room_is_named_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights.psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
+    monkeypatch.setattr(weights, "_all_tensors", lambda *_: pytest.fail("a tensor was read"))
+    with pytest.raises(
+        CheckpointError, match=r"the weights need 0\.0 GB, but 0\.0 GB are available; choose another device"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "word"),
+    [
+        ("config.json", b"no-align"),
+        ("model.safetensors.index.json", b"vision_backbone"),
+        ("dataset_statistics.json", b"libero_goal"),
+        ("vla_rl.json", b"featurizer"),
+    ],
+)
+def test_a_file_whose_bytes_are_no_text_is_named(file: str, word: bytes, folder: Path) -> None:
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(whole.replace(word, b"\xff" + word[1:], 1))
+    with pytest.raises(CheckpointError, match=file):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("text_config", "message"),
+    [
+        ({"rope_theta": 500000.0}, r"text_config\.rope_theta is 500000\.0, expected 10000\.0"),
+        ({"num_key_value_heads": 1}, r"text_config\.num_key_value_heads is 1, expected 2"),
+        ({"hidden_act": "gelu"}, r"text_config\.hidden_act is 'gelu', expected 'silu'"),
+        ({"model_type": "mistral"}, r"text_config\.model_type is 'mistral', expected 'llama'"),
+    ],
+)
+def test_a_trunk_that_would_compute_otherwise_is_refused(
+    text_config: dict[str, Any], message: str, folder: Path
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    changed(folder / "config.json", text_config={**config["text_config"], **text_config})
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+def test_a_tower_that_timm_does_not_know_is_named(folder: Path) -> None:
+    changed(folder / "config.json", timm_model_ids=["vit_of_nobody", "vit_so400m_patch14_siglip_224"])
+    with pytest.raises(ConfigError, match="timm cannot build the vision tower 'vit_of_nobody'"):
+        load(folder)
+
+
+@pytest.fixture
+def hub(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository as the hub's client keeps it: files under their digests, and links to them from a snapshot."""
+    import huggingface_hub.constants
+
+    root = tmp_path / "hub" / f"models--{HUB_ID.replace('/', '--')}"
+    snapshot, blobs = root / "snapshots" / REVISION, root / "blobs"
+    for path in (snapshot, blobs, root / "refs"):
+        path.mkdir(parents=True)
+    (root / "refs" / "main").write_text(REVISION)
+    for file in written.iterdir():
+        data = file.read_bytes()
+        is_large = file.suffix in (".safetensors", ".pt")
+        blob = blobs / (hashlib.sha256 if is_large else hashlib.sha1)(data).hexdigest()
+        blob.write_bytes(data)
+        (snapshot / file.name).symlink_to(blob)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return snapshot
+
+
+def test_a_hub_id_that_was_fetched_before_is_read_from_its_folder(hub: Path, written: Path, tmp_path: Path) -> None:
+    policy, expected = load(HUB_ID), load(written).checkpoint_tensors()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in policy.checkpoint_tensors().items())
+    policy.save(tmp_path / "ours")
+    assert (tmp_path / "ours" / "config.json").read_bytes() == (written / "config.json").read_bytes()
+
+
+def test_a_bit_that_flipped_in_a_file_of_the_hub_is_found(hub: Path) -> None:
+    blob = next(hub.glob("*.safetensors")).resolve()
+    damaged = bytearray(blob.read_bytes())
+    damaged[-3] ^= 1
+    blob.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match=r"is not what was published .* remove .* and fetch it again"):
+        load(HUB_ID)
+
+
+def test_a_bit_that_flipped_in_a_part_of_the_hub_is_found(hub: Path) -> None:
+    public_checkpoint.Parts(seed=0).write_parts(hub)
+    for part in list(hub.glob("*.pt")):
+        blob = hub.parents[1] / "blobs" / hashlib.sha256(part.read_bytes()).hexdigest()
+        shutil.move(part, blob)
+        part.symlink_to(blob)
+    ContinuousOpenVlaOft.load(HUB_ID, norm_key="libero_goal")
+    blob.write_bytes(blob.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="is not what was published"):
+        ContinuousOpenVlaOft.load(HUB_ID, norm_key="libero_goal")
+
+
+def test_frames_that_are_enlarged_are_said_once_and_empty_ones_refused(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = load(folder)
+    small = {"image": np.zeros((13, 28, 3), np.uint8), "instruction": "push"}
+    with caplog.at_level(logging.WARNING):
+        policy.prepare([small])
+        policy.prepare([small])
+    assert [record.getMessage() for record in caplog.records if "enlarged" in record.getMessage()] == [
+        "frames of 13 x 28 pixels are enlarged to 28 x 28: the policy sees blurred pictures; render larger ones if it was "
+        "not taught with these."
+    ]
+    with pytest.raises(ValueError, match=r"observation\['image'\] is uint8 \[0, 28, 3\], expected uint8 \[H, W, 3\]"):
+        policy.prepare([{"image": np.zeros((0, 28, 3), np.uint8), "instruction": "push"}])

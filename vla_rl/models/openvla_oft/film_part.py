@@ -1,0 +1,136 @@
+"""Towers with FiLM as OpenVLA-OFT's code keeps them: in a file of their own, under names of their own.
+
+    [vision_backbone.]vision_backbone.<tower>.blocks.7.block.<layer>     a tower's block, one level further in
+    [vision_backbone.]vision_backbone.<tower>.blocks.7.{scale,shift}.*   the block's FiLM layers
+    <layer>.base_layer.*, <layer>.lora_{A,B}.<adapter>.weight            a layer and the adapter it was trained with
+
+That code puts adapters into the towers (on every linear layer, and on the convolution that cuts the patches), FiLM around
+them, and then loads the file strictly: what is written for it needs the adapters too. Here they are merged into the layers
+when a file is read, and written as adapters begin: A of noise, B of zeros, so that they add nothing and can be trained.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vla_rl.errors import CheckpointError
+
+TOWERS: Final = ("featurizer", "fused_featurizer")
+TOWER_PREFIX: Final = "vision_backbone."
+FILM_PREFIX: Final = "film."
+
+RANK: Final = 32
+"""Of the adapters that are written: OpenVLA-OFT's own default (`lora_rank`)."""
+
+LARGEST_ALPHA: Final = 16
+"""OpenVLA-OFT's adapters have alpha = min(rank, 16)."""
+
+_TOWER = re.compile(rf"(?:vision_backbone\.){{1,2}}({'|'.join(TOWERS)})\.(.+)")
+_FILM = re.compile(r"blocks\.(\d+)\.((?:scale|shift)\.(?:weight|bias))")
+_BLOCK = re.compile(r"blocks\.(\d+)\.block\.(.+)")
+_ADAPTER = re.compile(r"(.+)\.lora_([AB])\.([^.]+)\.weight")
+
+
+def read_film(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Both towers and their FiLM layers under the names of our network, adapters merged.
+
+    Args:
+        part: what the file holds.
+        path: where it lies, for errors.
+
+    Raises: CheckpointError for names that are none of a tower with FiLM, and adapters that do not fit.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in _with_adapters_merged(part, path).items():
+        inside = _TOWER.fullmatch(name)
+        if inside is None:
+            raise CheckpointError(f"{path} holds {name}; expected the towers {' and '.join(TOWERS)} with FiLM.")
+        tower, rest = inside.groups()
+        if film := _FILM.fullmatch(rest):
+            ours = f"{FILM_PREFIX}{tower}.{film[1]}.{film[2]}"
+        else:
+            ours = f"{TOWER_PREFIX}{tower}." + _BLOCK.sub(r"blocks.\1.\2", rest)
+        if ours in found:
+            raise CheckpointError(f"{path} holds {ours} twice, as {name} too.")
+        found[ours] = tensor
+    return found
+
+
+def written_film(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The file's content for towers and FiLM layers under the names of our network; views, but for the adapters."""
+    part: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(FILM_PREFIX):
+            tower, index, rest = name.removeprefix(FILM_PREFIX).split(".", 2)
+            part[f"{TOWER_PREFIX}{tower}.blocks.{index}.{rest}"] = tensor
+        elif name.startswith(TOWER_PREFIX):
+            theirs = re.sub(r"\.blocks\.(\d+)\.", r".blocks.\1.block.", name)
+            part |= _with_new_adapter(theirs, tensor) if _is_adapted(name, tensors) else {theirs: tensor}
+    return part
+
+
+def _with_adapters_merged(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Layers with their adapters added: W + alpha / rank * B A in float32, rounded to W's dtype."""
+    adapters = _adapters_of(part, path)
+    merged: dict[str, Tensor] = {}
+    for name, tensor in part.items():
+        if ".lora_" in name:
+            continue
+        owner, is_wrapped, leaf = name.rpartition(".base_layer.")
+        if is_wrapped and leaf == "weight" and owner in adapters:
+            tensor = _merged(name, tensor, *adapters.pop(owner), path)
+        merged[f"{owner}.{leaf}" if is_wrapped else name] = tensor
+    if adapters:
+        raise CheckpointError(f"{path} has an adapter for {min(adapters)}, which it does not hold.")
+    return merged
+
+
+def _adapters_of(part: Mapping[str, Tensor], path: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B by the layer that they stand on."""
+    halves: dict[str, dict[str, Tensor]] = {}
+    kinds: set[str] = set()
+    for name, tensor in part.items():
+        if ".lora_" not in name:
+            continue
+        adapter = _ADAPTER.fullmatch(name)
+        if adapter is None:
+            raise CheckpointError(f"{path} holds {name}; expected adapters of the plain kind, lora_A and lora_B.")
+        owner, half, kind = adapter.groups()
+        halves.setdefault(owner, {})[half] = tensor
+        kinds.add(kind)
+    if len(kinds) > 1:
+        raise CheckpointError(f"{path} has the adapters {', '.join(sorted(kinds))}; expected one.")
+    for owner, found in halves.items():
+        if found.keys() != {"A", "B"}:
+            raise CheckpointError(f"{path} has half an adapter for {owner}.")
+    return {owner: (found["A"], found["B"]) for owner, found in halves.items()}
+
+
+def _merged(name: str, weight: Tensor, down: Tensor, up: Tensor, path: Path) -> Tensor:
+    rank = down.shape[0]
+    if weight.ndim < 2 or (up.shape[0], *down.shape[1:]) != weight.shape or up.shape[1] != rank:
+        raise CheckpointError(f"{path} has an adapter of another shape than {name} {list(weight.shape)}.")
+    change = min(rank, LARGEST_ALPHA) / rank * (up.float().flatten(1) @ down.float().flatten(1))
+    return (weight.float() + change.view_as(weight)).to(weight.dtype)
+
+
+def _with_new_adapter(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A layer's weight with an adapter that adds nothing, or its bias, which has none."""
+    owner, _, leaf = name.rpartition(".")
+    adapted = {f"{owner}.base_layer.{leaf}": tensor}
+    if leaf == "weight":
+        size_out, *size_in = tensor.shape
+        noise = torch.randn(RANK, *size_in, generator=torch.Generator().manual_seed(0)) / RANK
+        adapted[f"{owner}.lora_A.default.weight"] = noise.to(tensor)
+        adapted[f"{owner}.lora_B.default.weight"] = tensor.new_zeros(size_out, RANK, *(1 for _ in size_in[1:]))
+    return adapted
+
+
+def _is_adapted(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor belongs to a linear layer or to the patches' convolution: only their weights have several axes."""
+    weight = tensors.get(name.rpartition(".")[0] + ".weight")
+    return weight is not None and weight.ndim >= 2

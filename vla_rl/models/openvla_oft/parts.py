@@ -1,0 +1,90 @@
+"""Weights that OpenVLA-OFT's code keeps in PyTorch files beside the main ones.
+
+    action_head--*_checkpoint.pt                L1 or diffusion head
+    proprio_projector--*_checkpoint.pt          unless it stands among the main weights, as in SimpleVLA-RL's
+    noisy_action_projector--*_checkpoint.pt     under diffusion
+    vision_backbone--*_checkpoint.pt            towers with FiLM, in place of those among the main weights
+
+They are read without running anything of them, and written so that that code finds and loads them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from vla_rl.errors import CheckpointError
+from vla_rl.models.openvla_oft.film_part import FILM_PREFIX, TOWER_PREFIX, read_film, written_film
+from vla_rl.models.prismatic.weights import find_part, load_part
+
+MODULES: Final = ("action_head", "proprio_projector", "noisy_action_projector")
+"""Modules beside the trunk; the part has the same name."""
+
+FILM_TOWERS: Final = "vision_backbone"
+
+
+def parts_beside(folder: Path) -> dict[str, Path]:
+    """The parts of a checkpoint folder by name. Raises: CheckpointError where there are several of one, or strangers."""
+    found = {part: find_part(folder, part) for part in (*MODULES, FILM_TOWERS)}
+    known = {part: path for part, path in found.items() if path is not None}
+    for path in sorted(folder.glob("*--*checkpoint*.pt")):
+        if path not in known.values():
+            raise CheckpointError(
+                f"{folder} has {path.name} beside its weights, which is none of the parts that are read here "
+                f"({', '.join(found)}); move it away if the policy is to do without."
+            )
+    return known
+
+
+def read_parts(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All that stands beside a checkpoint's main weights, under public names.
+
+    Args:
+        folder: of the checkpoint.
+        dtype: that they are cast to; OpenVLA-OFT's code keeps some in float32 and casts them to the main weights' to act.
+
+    Raises: CheckpointError.
+    """
+    tensors: dict[str, Tensor] = {}
+    for part, path in parts_beside(folder).items():
+        held = load_part(path)
+        if part == FILM_TOWERS:
+            held = read_film(held, path)
+        else:
+            held = {f"{part}.{name}": tensor for name, tensor in held.items()}
+        tensors |= {name: tensor.to(dtype) for name, tensor in held.items()}
+    return tensors
+
+
+def require_whole_towers(beside: Mapping[str, Tensor], expected: set[str], folder: Path) -> None:
+    """Towers with FiLM come from their part alone: a hole would be filled by towers that FiLM was not trained with.
+
+    Args:
+        beside: what `read_parts` gave.
+        expected: public names of the network's tensors.
+        folder: for the error.
+
+    Raises: CheckpointError.
+    """
+    if not any(name.startswith(FILM_PREFIX) for name in beside):
+        return
+    missing = sorted(name for name in expected - beside.keys() if name.startswith((FILM_PREFIX, TOWER_PREFIX)))
+    if missing:
+        raise CheckpointError(f"the towers with FiLM of {folder} lack {len(missing)} tensors, such as {missing[0]}.")
+
+
+def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """A network's tensors by public name: the main ones, and the parts beside them by file name."""
+    parts = {part: _inside(tensors, part) for part in MODULES}
+    if any(name.startswith(FILM_PREFIX) for name in tensors):
+        parts[FILM_TOWERS] = written_film(tensors)
+    beside = (FILM_PREFIX, *(f"{part}." for part in MODULES))
+    main = {name: tensor for name, tensor in tensors.items() if not name.startswith(beside)}
+    return main, {f"{part}--latest_checkpoint.pt": held for part, held in parts.items() if held}
+
+
+def _inside(tensors: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
+    prefix = f"{module}."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

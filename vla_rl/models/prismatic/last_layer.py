@@ -1,0 +1,67 @@
+"""The trunk's last layer, computed only where its output is read.
+
+    every layer but the last   all positions: the next one needs keys and values of each
+    the last                   keys and values of all positions; queries, attention, output and MLP of those that are read
+
+An action is read at a few positions behind hundreds of patches. The numbers are those of the whole layer, as no position
+needs another's output of the same layer.
+"""
+
+from typing import Any
+
+from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
+
+# isort: split
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
+
+from vla_rl.models.prismatic.sequence import rows_at
+
+
+class LastLayer(LlamaDecoderLayer):
+    """A decoder layer that takes `read` int64 [B, T], positions by row, and then gives [B, T, D]; without, all of them."""
+
+    def forward(self, hidden_states: Tensor, *, read: Tensor | None = None, **given: Any) -> Tensor:  # type: ignore[override]
+        """Args: hidden_states [B, L, D], and by keyword what every decoder layer is given."""
+        if read is None:
+            whole: Tensor = super().forward(hidden_states, **given)
+            return whole
+        residual = rows_at(hidden_states, read)
+        seen = self.input_layernorm(hidden_states)
+        residual = residual + self._attend(seen, read, given["attention_mask"], *given["position_embeddings"])
+        output: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
+        return output
+
+    def _attend(self, seen: Tensor, read: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
+        attention = self.self_attn
+        queries, keys, values = (
+            project(rows).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            for project, rows in (
+                (attention.q_proj, rows_at(seen, read)),
+                (attention.k_proj, seen),
+                (attention.v_proj, seen),
+            )
+        )
+        cos, sin = (table.expand(len(seen), -1, -1) for table in (cos, sin))
+        queries, _ = apply_rotary_pos_emb(queries, queries, rows_at(cos, read), rows_at(sin, read))
+        keys, _ = apply_rotary_pos_emb(keys, keys, cos, sin)
+        if mask is None:  # causal, and nothing is padding
+            mask = torch.arange(seen.shape[1], device=read.device) <= read[:, None, :, None]
+        else:
+            mask = mask.gather(2, read[:, None, :, None].expand(-1, -1, -1, mask.shape[3]))
+        found = nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, scale=attention.scaling
+        )
+        attended: Tensor = attention.o_proj(found.transpose(1, 2).flatten(2))
+        return attended
+
+
+def make_last_layer_selective(trunk: LlamaForCausalLM) -> None:
+    """Let the last layer of `trunk` take `read`; its parameters stay what and where they are."""
+    layers = trunk.model.layers
+    with torch.device("meta"):
+        last = LastLayer(trunk.config, len(layers) - 1)
+    last.load_state_dict(layers[-1].state_dict(), assign=True)
+    layers[-1] = last
