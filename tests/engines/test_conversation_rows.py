@@ -1,8 +1,10 @@
 """Turns of a conversation as rows of an update: joined where they fit exactly, apart where not, and the same gradient."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -82,6 +84,16 @@ def test_turns_that_write_the_past_in_another_way_stay_apart(policy: CausalLangu
     assert rows.tokens.tolist() == [[20, 21, NO_TOKEN], [22, 23, 24]]
     assert rows.mask.tolist() == [[True, True, False], [True, True, True]]
     assert rows.sequence.tolist() == [0, 0]
+
+
+def test_turns_at_different_temperatures_stay_apart(policy: CausalLanguageModel) -> None:
+    trajectory = chat(policy)
+    first, second = trajectory.steps
+    colder = msgspec.structs.replace(second, chunk=msgspec.structs.replace(second.chunk, temperature=0.5))
+    decisions = decisions_of([msgspec.structs.replace(trajectory, steps=(first, colder))], [1.0])
+    assert decisions.num_tokens.tolist() == [2, 3]
+    assert decisions.temperature.tolist() == [1.0, 0.5]
+    assert decisions.action_tokens == 1
 
 
 def test_agents_that_speak_in_turns_have_rows_of_their_own(policy: CausalLanguageModel) -> None:
@@ -189,6 +201,41 @@ def test_short_rows_share_the_lines_that_longer_ones_leave_free() -> None:
         [2, 0],
         [4],
     ]
+
+
+def first_fit(lengths: list[int], size: MicroBatchSize) -> list[list[int]]:
+    """What `micro_batches` promises, one row after the other."""
+    assert size.tokens is not None
+    parts, left = [], sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    while left:
+        width = max(lengths[left[0]], 1)
+        part: list[int] = []
+        lines: list[int] = []
+        for row in left:
+            line = next((number for number, end in enumerate(lines) if end + lengths[row] <= width), len(lines))
+            if len(part) == size.rows or line >= max(1, size.tokens // width):
+                continue
+            lines += [0] * (line == len(lines))
+            lines[line] += lengths[row]
+            part.append(row)
+        parts.append(part)
+        left = [row for row in left if row not in part]
+    return parts
+
+
+@pytest.mark.parametrize("size", [MicroBatchSize(5, 60), MicroBatchSize(100, 300), MicroBatchSize(1, 40)])
+@pytest.mark.parametrize("longest", [6, 50])
+def test_every_row_goes_to_the_first_line_with_room(size: MicroBatchSize, longest: int) -> None:
+    lengths = np.random.default_rng(longest).integers(0, longest, 80).tolist()
+    assert [part.tolist() for part in micro_batches(torch.tensor(lengths), size)] == first_fit(lengths, size)
+
+
+def test_many_rows_are_put_together_in_a_time_that_grows_with_their_number() -> None:
+    lengths = torch.from_numpy(np.random.default_rng(0).integers(50, 4000, 20_000))
+    began = time.process_time()
+    parts = micro_batches(lengths, MicroBatchSize(32, 16_384))
+    assert time.process_time() - began < 5.0  # looking at all rows for every part took minutes
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(20_000))
 
 
 def test_rows_that_share_a_line_are_read_as_if_alone(policy: CausalLanguageModel) -> None:

@@ -85,6 +85,23 @@ async def test_a_critic_does_not_depend_on_its_micro_batches(lane: DeviceLane) -
     assert np.abs(results[0]).max() > 0.0
 
 
+async def test_metrics_tell_values_in_units_of_reward_and_how_much_the_steps_were_clipped(lane: DeviceLane) -> None:
+    policy = mlp()
+    trajectories = [walk(policy, seed, 4) for seed in (1, 2)]
+    returns = [np.full(4, 30.0, np.float32), np.full(4, 50.0, np.float32)]
+    config = msgspec.structs.replace(CONFIG, value_scale=10.0, loss=ValueLossConfig(clip=1e-4), epochs=8)
+    critic = Critic(policy, lane, config, seed=0)
+    with torch.no_grad():
+        critic._head.out.bias.fill_(2.0)  # V = 20 everywhere
+    async with asyncio.timeout(60):
+        metrics = await critic.update(trajectories, await critic.values(trajectories), returns)
+    assert metrics["critic/value_mean"] == pytest.approx(20.0)
+    assert metrics["critic/return_mean"] == pytest.approx(40.0)
+    assert (
+        metrics["critic/value_clip_fraction"] == 0.875
+    )  # after the first of 8 steps all values are nearer than the clip
+
+
 async def test_a_critic_learns_from_an_update_once(lane: DeviceLane) -> None:
     policy = mlp()
     trajectories = [walk(policy, seed, 3) for seed in (1, 2)]

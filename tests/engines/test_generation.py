@@ -1,6 +1,7 @@
 """Replies of the in-process engine: together or alone the same, joined and left, cut off, refused, given up, and stamped."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -202,6 +203,28 @@ async def test_an_error_of_the_model_reaches_who_waits_and_the_engine_goes_on(
             await engine.generate(said(0), max_tokens=2)
         counting.fails = False
         assert len((await engine.generate(said(0), sampling=Sampling(seed=1), max_tokens=2)).tokens) <= 2
+
+
+async def test_replies_end_with_an_error_where_the_lane_is_closed_under_the_engine(policy: CausalLanguageModel) -> None:
+    lane, is_let_go = DeviceLane(num_threads=1), threading.Event()
+    asked: list[asyncio.Future[Any]] = []
+
+    async def close_the_lane_under_the_engine() -> None:
+        async with asyncio.timeout(10), TorchEngine(policy, lane, EngineConfig(max_batch=1)) as engine:
+            asked.append(asyncio.ensure_future(lane.run(is_let_go.wait, 10.0)))
+            asked.append(asyncio.ensure_future(engine.generate(said(0))))
+            await until(lambda: engine.stats().num_batches == 1)
+            asked.append(asyncio.ensure_future(lane.close()))
+            await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+        await close_the_lane_under_the_engine()
+    is_let_go.set()
+    holding, reply, closing = asked
+    await asyncio.gather(holding, closing)
+    with pytest.raises(RuntimeError, match="replies were lost: the device lane cancelled its work") as caught:
+        await reply
+    assert isinstance(caught.value.__cause__, asyncio.CancelledError)
 
 
 async def test_tokens_after_an_update_are_chosen_by_the_new_weights_from_the_whole_past(

@@ -53,6 +53,24 @@ def test_only_executed_control_steps_are_unmasked(policy: OpenVlaOft, play: Play
     assert decisions.temperature.tolist() == pytest.approx([1.2] * 7)
 
 
+def test_log_probs_are_of_the_temperature_that_acted_where_the_agent_chose_one(policy: OpenVlaOft, play: Play) -> None:
+    trajectory = play(policy, 2, 3)
+    colder = msgspec.structs.replace(trajectory.steps[1].chunk, temperature=0.7)
+    steps = list(trajectory.steps)
+    steps[1] = msgspec.structs.replace(steps[1], chunk=colder)
+    decisions = decisions_of([msgspec.structs.replace(trajectory, steps=tuple(steps))], [1.0])
+    assert decisions.temperature.tolist() == pytest.approx([1.2, 0.7, 1.2])
+
+
+def test_the_tokens_of_one_control_step_are_counted_in_chunks_of_one_step_too(policy: OpenVlaOft, play: Play) -> None:
+    trajectory = play(policy, 1, 1)
+    assert decisions_of([trajectory], [1.0]).action_tokens == 2
+    (step,) = trajectory.steps  # its four tokens as those of one control step of four dimensions
+    chunk = msgspec.structs.replace(step.chunk, actions=step.chunk.actions.reshape(1, 4))
+    single = msgspec.structs.replace(trajectory, steps=(msgspec.structs.replace(step, chunk=chunk),))
+    assert decisions_of([single], [1.0]).action_tokens == 4
+
+
 def test_advantages_may_differ_from_token_to_token(policy: OpenVlaOft, play: Play) -> None:
     by_token = np.arange(16.0).reshape(4, 4)
     decisions = decisions_of(batch_of(play, policy), [0.5, by_token, np.array([1.0, 2.0])])
@@ -287,6 +305,21 @@ async def test_an_update_that_teaches_nothing_moves_neither_weights_nor_momentum
         after = _parameters_and_moments(policy, await learner.snapshot())
     assert (report.weight_version, report.metrics["update/taught"]) == (2, 0.0)
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "teaches"), [("dppo", True), ("cpgd", True), ("kl_cov", True), ("ppo", False), ("cispo", False)]
+)
+async def test_without_advantages_older_weights_teach_where_the_loss_has_a_term_of_its_own(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play, name: str, teaches: bool
+) -> None:
+    trajectories = batch_of(play, policy)
+    async with asyncio.timeout(60):
+        learner = Learner(policy, lane, config(loss=PolicyLossConfig(name=name)))
+        await learner.update(trajectories, ADVANTAGES)
+        report = await learner.update(trajectories, [0.0, 0.0, 0.0])
+    assert (report.metrics["update/taught"] > 0.0) is teaches
+    assert (report.metrics.get("update/grad_norm", 0.0) > 0.0) is teaches
 
 
 async def test_an_advantage_on_masked_tokens_alone_teaches_nothing(

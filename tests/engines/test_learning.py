@@ -72,6 +72,22 @@ def rewards_of(trajectories: Sequence[Trajectory]) -> list[float]:
     return [trajectory.undiscounted_return for trajectory in trajectories]
 
 
+async def test_demonstrations_of_which_no_token_teaches_are_refused_before_the_weights_move(
+    policy: OpenVlaOft, lane: DeviceLane
+) -> None:
+    lesson = Demonstration(
+        observation=bandit(is_bright=True),
+        actions=np.zeros((2, 2), np.float32),
+        num_valid=2,
+        teaches=np.zeros(4, np.bool_),
+    )
+    imitator = Imitator(policy, lane, ImitationConfig())
+    async with asyncio.timeout(30):
+        with pytest.raises(ValueError, match="none of the 8 demonstrated tokens teaches, expected at least one"):
+            await imitator.update([lesson, lesson])
+    assert imitator.weight_version == 0
+
+
 async def test_trial_and_error_teaches_a_bandit(policy: OpenVlaOft, lane: DeviceLane) -> None:
     # the bonus keeps the policy from betting everything on one bin, after which equal rewards teach nothing
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5), entropy_coef=0.02)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vla_rl.engines import OptimizerConfig
-from vla_rl.engines.optimizer import PolicyOptimizer
+from vla_rl.engines.optimizer import PolicyOptimizer, training_bytes
 from vla_rl.errors import CheckpointError, ConfigError
 
 
@@ -76,3 +76,86 @@ def test_a_state_of_another_network_is_refused() -> None:
 def test_a_decay_that_ends_before_the_warm_up_is_refused() -> None:
     with pytest.raises(ConfigError, match="decay_steps is 5, expected more than warmup_steps = 10"):
         OptimizerConfig(decay_steps=5)
+
+
+def test_weights_in_bfloat16_move_as_their_float32_masters_do() -> None:
+    """At 5e-6 a step is far below the distance of two bfloat16 numbers near 0.02: without masters next to nothing moves."""
+    torch.manual_seed(0)
+    start = (0.02 * torch.randn(64, 64)).bfloat16()
+    ends = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        network = nn.Linear(64, 64, bias=False, dtype=dtype)
+        network.weight.data.copy_(start)
+        optimizer = PolicyOptimizer(network, OptimizerConfig(lr=5e-6, warmup_steps=0))
+        for _ in range(100):
+            torch.autograd.backward(network(torch.ones(1, 64, dtype=dtype)).sum())
+            optimizer.step()
+        ends[dtype] = network.weight.detach()
+    assert (ends[torch.float32] - start.float()).abs().min() > 4e-4
+    assert torch.equal(ends[torch.bfloat16], ends[torch.float32].bfloat16())
+
+
+def test_gradients_of_bfloat16_weights_add_up_in_float32() -> None:
+    network = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    optimizer = PolicyOptimizer(network, OptimizerConfig(max_grad_norm=1e9))
+    for gradient in (256.0, *[1.0] * 8):  # bfloat16 has no 257
+        torch.autograd.backward(network(torch.full((1, 1), gradient, dtype=torch.bfloat16)).sum())
+        assert network.weight.grad is None
+    assert optimizer.step().grad_norm == pytest.approx(264.0)
+
+
+def test_masters_go_on_from_a_saved_state_to_the_last_bit() -> None:
+    def train(network: nn.Module, optimizer: PolicyOptimizer) -> None:
+        torch.autograd.backward(network(torch.ones(1, 8, dtype=torch.bfloat16)).sum())
+        optimizer.step()
+
+    torch.manual_seed(0)
+    network = nn.Linear(8, 8, dtype=torch.bfloat16)
+    optimizer = PolicyOptimizer(network, OptimizerConfig(lr=1e-5))
+    train(network, optimizer)
+    again = nn.Linear(8, 8, dtype=torch.bfloat16)
+    again.load_state_dict(network.state_dict())
+    resumed = PolicyOptimizer(again, OptimizerConfig(lr=1e-5))
+    resumed.load_tensors({name: tensor.clone() for name, tensor in optimizer.tensors().items()})
+    train(network, optimizer)
+    train(again, resumed)
+    assert resumed.tensors().keys() == optimizer.tensors().keys()
+    assert all(torch.equal(tensor, resumed.tensors()[name]) for name, tensor in optimizer.tensors().items())
+    assert not torch.equal(optimizer.tensors()["master/weight"], network.weight.float())
+
+
+def test_a_state_with_masters_goes_on_in_float32_from_them() -> None:
+    torch.manual_seed(0)
+    rounded = nn.Linear(8, 8, dtype=torch.bfloat16)
+    optimizer = PolicyOptimizer(rounded, OptimizerConfig(lr=1e-5))
+    torch.autograd.backward(rounded(torch.ones(1, 8, dtype=torch.bfloat16)).sum())
+    optimizer.step()
+    exact = nn.Linear(8, 8)
+    exact.load_state_dict(rounded.state_dict())
+    PolicyOptimizer(exact, OptimizerConfig()).load_tensors(optimizer.tensors())
+    assert torch.equal(exact.weight, optimizer.tensors()["master/weight"])
+    assert not torch.equal(exact.weight, rounded.weight.float())
+
+
+def test_the_last_optimizer_of_a_network_gets_its_gradients() -> None:
+    """As where a policy is taught first and learns by reinforcement then; the first optimizer may live on."""
+    network = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    first, last = (PolicyOptimizer(network, OptimizerConfig(lr=0.1, warmup_steps=0)) for _ in range(2))
+    before = network.weight.detach().clone()
+    torch.autograd.backward(network(torch.ones(1, 1, dtype=torch.bfloat16)).sum())
+    assert last.step().grad_norm == pytest.approx(1.0)
+    assert not torch.equal(network.weight, before)
+    assert first.step().grad_norm == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_training_takes_is_counted_before_anything_is_made(dtype: torch.dtype) -> None:
+    network = nn.Linear(8, 8, dtype=dtype)
+    network.bias.requires_grad_(False)
+    expected = training_bytes(network)
+    optimizer = PolicyOptimizer(network, OptimizerConfig())
+    torch.autograd.backward(network(torch.ones(1, 8, dtype=dtype)).sum())
+    gradients = sum(moved.grad.nbytes for moved in optimizer._moved.values() if moved.grad is not None)
+    optimizer.step()
+    kept = sum(tensor.nbytes for name, tensor in optimizer.tensors().items() if tensor.dim() == 2)
+    assert expected == gradients + kept

@@ -52,15 +52,26 @@ async def test_a_loss_that_needs_no_proximal_log_probs_costs_no_forward_pass(lan
     assert lane.busy_seconds() == {}
 
 
-@pytest.mark.parametrize("name", ["gspo", "gmpo", "opsm", "ppo", "decoupled_ppo", "cispo", "cpgd"])
-async def test_updates_of_several_steps_do_not_depend_on_the_micro_batches(lane: DeviceLane, name: str) -> None:
+LOSSES = [
+    *(PolicyLossConfig(name=name) for name in ("gspo", "gmpo", "opsm", "ppo", "decoupled_ppo", "cispo", "cpgd")),
+    PolicyLossConfig(name="clip_cov", covariance_share=0.3, covariance_low=-10.0, covariance_high=10.0),
+    PolicyLossConfig(name="kl_cov", covariance_share=0.3),
+    PolicyLossConfig(name="m2po", max_second_moment=1e-4),
+    PolicyLossConfig(name="m2po", max_second_moment=1e-4, correction=CorrectionConfig(truncate="token")),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
+async def test_updates_of_several_steps_do_not_depend_on_the_micro_batches(
+    lane: DeviceLane, loss: PolicyLossConfig
+) -> None:
     """Two epochs, so that the second has ratios other than 1; trajectories are cut apart by micro-batches of one and two."""
     trajectories = [walk(mlp(), seed, num_steps) for seed, num_steps in ((1, 1), (2, 4), (3, 2))]
     weights = []
     async with asyncio.timeout(60):
         for micro_batch in (100, 1, 2):
             policy = mlp()
-            learner = Learner(policy, lane, config(PolicyLossConfig(name=name), micro_batch=micro_batch, epochs=3))
+            learner = Learner(policy, lane, config(loss, micro_batch=micro_batch, epochs=3))
             await learner.update(trajectories, ADVANTAGES)
             weights.append(parameters(policy))
     assert not torch.equal(weights[0], parameters(mlp()))

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+import types
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,6 +130,28 @@ async def test_a_temperature_of_zero_is_refused(
     async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig()) as engine:
         with pytest.raises(ValueError, match=r"temperature is 0\.0, expected > 0; use greedy=True"):
             await engine.act(make_observation(0), Sampling(temperature=0.0))
+
+
+class Recorded:
+    """A policy that says its network is on a GPU, and remembers where its recordings were made and given up."""
+
+    def __init__(self) -> None:
+        self.network = types.SimpleNamespace(
+            parameters=lambda: iter([types.SimpleNamespace(device=torch.device("cuda"))])
+        )
+        self.asked: list[tuple[bool, str]] = []
+
+    def replay_acting(self, is_wanted: bool) -> None:
+        self.asked.append((is_wanted, threading.current_thread().name))
+
+
+async def test_recordings_are_given_up_on_the_lane_also_where_the_owner_is_cancelled(lane: DeviceLane) -> None:
+    model: Any = Recorded()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0), TorchEngine(model, lane, EngineConfig()):
+            await asyncio.Event().wait()
+    assert [is_wanted for is_wanted, _ in model.asked] == [True, False]
+    assert model.asked[1][1].startswith("device-lane")
 
 
 async def test_leaving_cancels_nothing_half_way_and_later_calls_are_refused(

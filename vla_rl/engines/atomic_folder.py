@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -52,6 +53,11 @@ class FolderWriter:
         permissions = path.stat().st_mode
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, {"format": "pt"})
         path.chmod(permissions)
+
+    def write_torch(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write one file in PyTorch's own format, for code that reads no other."""
+        with self._path(name).open("wb") as file:  # what torch opens itself says RuntimeError where the disk is full
+            torch.save({key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, file)
 
     def _path(self, name: str) -> Path:
         path = self._folder / name

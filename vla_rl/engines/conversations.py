@@ -17,7 +17,7 @@ from vla_rl.engines.reply import Reply
 from vla_rl.errors import ContextOverflow
 from vla_rl.rollout import BatchStats
 from vla_rl.rollout.call_ids import with_unique_call_ids
-from vla_rl.rollout.owned_tasks import leave
+from vla_rl.rollout.owned_tasks import is_being_cancelled, leave
 from vla_rl.types import Completion, Message, Sampling, ToolSpec
 
 MAX_QUEUE = 1024
@@ -87,12 +87,11 @@ class Conversations:
         prompt = await self._lane.prepare(self._model.render, messages, tools)
         reply = Reply(prompt, sampling, self._room_for_reply(prompt, max_tokens))
         await self._room.acquire()
-        if self._runner is None:
+        if self._runner is None or self._runner.done():
             self._room.release()
             raise _closed()
         waiter = _Waiter(reply, self._loop.create_future())
         self._queue.append(waiter)
-        self._num_requests += 1
         self._arrived.set()
         try:
             await waiter.answer
@@ -104,7 +103,7 @@ class Conversations:
         return await self._completion(reply, messages)
 
     def stats(self) -> BatchStats:
-        """Forward passes by the number of replies in them, and the share of the time with one running."""
+        """Pieces of the device lane by the number of replies in them, and the share of the time with one running."""
         elapsed = self._loop.time() - self._opened_at if self._tasks is not None else 0.0
         return BatchStats(
             num_batches=sum(self._batch_sizes.values()),
@@ -112,7 +111,6 @@ class Conversations:
             busy_share=self._busy_s / elapsed if elapsed > 0 else 0.0,
             num_queued=len(self._queue),
             batch_sizes=dict(sorted(self._batch_sizes.items())),
-            waits=(),
         )
 
     def _room_for_reply(self, prompt: np.ndarray, max_tokens: int | None) -> int:
@@ -149,6 +147,7 @@ class Conversations:
             self._room.release()
             if not waiter.answer.done():
                 self._running[id(waiter.reply)] = waiter
+                self._num_requests += 1
                 joining.append(waiter.reply)
         return joining
 
@@ -158,10 +157,17 @@ class Conversations:
         self._batch_sizes[size] = self._batch_sizes.get(size, 0) + 1
         try:
             finished = await self._lane.run(self._step, joining, work="generate")
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            lost = RuntimeError(
+                "replies were lost: the device lane cancelled its work; was it closed before the engine?"
+            )
+            lost.__cause__ = error
+            await self._give_up(lost)
+            return
         except Exception as error:
-            await self._lane.run(self._generator.give_up, work="generate")
-            self._fail(list(self._running.values()), error)
-            self._running.clear()
+            await self._give_up(error)
             return
         finally:
             self._busy_s += self._loop.time() - started
@@ -172,6 +178,12 @@ class Conversations:
         for key, waiter in list(self._running.items()):
             if waiter.reply.is_given_up:
                 del self._running[key]
+
+    async def _give_up(self, error: Exception) -> None:
+        """All running replies fail with `error`, and what they were made of is forgotten."""
+        self._fail(list(self._running.values()), error)
+        self._running.clear()
+        await self._lane.run(self._generator.give_up, work="generate")
 
     def _step(self, joining: list[Reply]) -> list[Reply]:
         return self._generator.advance(joining, self._version())

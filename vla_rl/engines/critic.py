@@ -11,14 +11,15 @@ Values are in units of `value_scale`, so that the head and its loss work with nu
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import add
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms.losses import value_loss
+from vla_rl.algorithms.losses import ValueDiagnostics, value_loss
 from vla_rl.engines.config import CriticConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.micro_batches import micro_batches
@@ -119,8 +120,9 @@ class Critic:
             number: of the run's update. One that it learnt from before, as where a run was stopped before its policy
                 learnt and resumed, is left out. None: the next one.
 
-        Returns: metrics by path; `critic/explained_variance` is 1 - Var(returns - values) / Var(returns) of the values that
-        the advantages were made with.
+        Returns: metrics by path. `critic/value_mean`, `critic/return_mean` (both in units of reward) and
+        `critic/explained_variance`, 1 - Var(returns - values) / Var(returns), are of the values that the advantages were
+        made with; `critic/loss` and `critic/value_clip_fraction` are of the optimizer steps.
         Raises: ValueError for returns that do not fit or are not finite.
         """
         _check_returns(trajectories, returns)
@@ -129,7 +131,7 @@ class Critic:
         old = torch.from_numpy(np.concatenate([each.values for each in judged])) / self._config.value_scale
         sequence = torch.from_numpy(np.repeat(np.arange(len(returns)), [len(each) for each in returns]))
         num_read = _num_read(observations)
-        losses: list[Tensor] = []
+        losses: list[tuple[Tensor, ValueDiagnostics]] = []
         reports: list[StepReport] = []
         async with self._turn:
             number = self._num_updates if number is None else number
@@ -145,10 +147,13 @@ class Critic:
                 losses += await in_parts(self._lane, self._prepare, backward, parts, "critic")
                 reports.append(await self._lane.run(self._optimizer.step, work="critic"))
             self._num_updates = number + 1
-        _, before = self._loss(old, old, target, torch.ones_like(old, dtype=torch.bool))
+        scale = self._config.value_scale
+        _, before = self._loss(old * scale, old * scale, target * scale, torch.ones_like(old, dtype=torch.bool))
+        stepped = reduce(add, (diagnostics for _, diagnostics in losses))
         return {
-            "critic/loss": float(torch.stack(losses).sum()) / len(reports),
+            "critic/loss": float(torch.stack([loss for loss, _ in losses]).sum()) / len(reports),
             **{f"critic/{name}": value for name, value in before.metrics().items()},
+            "critic/value_clip_fraction": stepped.metrics()["value_clip_fraction"],
             "critic/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
             "critic/skipped_steps": float(sum(report.is_skipped for report in reports)),
         }
@@ -194,13 +199,13 @@ class Critic:
         values: Tensor = self._head(features)
         return values
 
-    def _backward(self, batch: Any, rows: Rows, *, num_rows: int) -> Tensor:
+    def _backward(self, batch: Any, rows: Rows, *, num_rows: int) -> tuple[Tensor, ValueDiagnostics]:
         """Add the gradient of one micro-batch's share of the mean over `num_rows`."""
         target, old = rows[1].to(self._device), rows[2].to(self._device)
-        losses, _ = self._loss(self._predict(batch), old, target, torch.ones_like(old, dtype=torch.bool))
+        losses, diagnostics = self._loss(self._predict(batch), old, target, torch.ones_like(old, dtype=torch.bool))
         loss = losses.sum() / num_rows
         torch.autograd.backward(loss)
-        return loss.detach()
+        return loss.detach(), diagnostics
 
     def _copied(self) -> dict[str, Tensor]:
         tensors = {f"network/{name}": tensor for name, tensor in self._network.state_dict().items()}

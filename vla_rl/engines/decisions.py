@@ -38,6 +38,7 @@ class Decisions:
         reference_log_prob: float32 [N, T], under the frozen reference policy; None where there is none.
         sequence_log_ratio: float32 [N, 1], mean log-ratio over the row's whole trajectory; None where no one asked.
         correction_weight: float32 [N, T], the engine correction over the whole update; None where there is none.
+        chosen_tokens: bool [N, T], what the loss chose among the whole mini-batch; None where no one asked.
         action_tokens: tokens of one control step.
     """
 
@@ -56,6 +57,7 @@ class Decisions:
     reference_log_prob: Tensor | None = None
     sequence_log_ratio: Tensor | None = None
     correction_weight: Tensor | None = None
+    chosen_tokens: Tensor | None = None
     action_tokens: int = 1
 
     def __len__(self) -> int:
@@ -129,8 +131,6 @@ def decisions_of(
     if not rows:
         raise ValueError("the update has no decision, expected at least one; skip an update without trajectories.")
     _require_one_length(rows)
-    temperatures = torch.tensor([trajectory.episode.sampling.temperature for trajectory in trajectories])
-    sequence = torch.tensor([row.sequence for row in rows])
     kind = np.float32 if rows[0].tokens[0].dtype.kind == "f" else np.int64
     with_reference = reference_log_probs is not None
     return Decisions(
@@ -139,8 +139,8 @@ def decisions_of(
         behavior_log_prob=_padded(rows, "log_probs", lambda row: row.log_probs, np.float32),
         mask=_padded(rows, "mask", lambda row: row.mask, np.bool_),
         advantage=_advantage_columns(rows),
-        temperature=temperatures[sequence],
-        sequence=sequence,
+        temperature=torch.tensor([row.temperature for row in rows]),
+        sequence=torch.tensor([row.sequence for row in rows]),
         weight_version=_version_columns(rows),
         num_tokens=torch.tensor([row.num_tokens for row in rows]),
         num_read=torch.tensor([row.num_read for row in rows]),
@@ -153,10 +153,12 @@ def decisions_of(
 
 
 def _action_tokens(trajectories: Sequence[Trajectory]) -> int:
-    """Tokens of one control step; of a reply, which is one step of any length, each token counts by itself."""
-    chunks = [step.chunk for trajectory in trajectories for step in trajectory.steps]
-    sizes = {len(chunk.tokens) // len(chunk.actions) for chunk in chunks}
-    return sizes.pop() if len(sizes) == 1 and chunks[0].tokens.shape != chunks[0].actions.shape[1:] else 1
+    """Tokens of one control step; of replies, which are one step of any length, each token counts by itself."""
+    steps = [step for trajectory in trajectories for step in trajectory.steps]
+    if any("prompt_tokens" in step.observation for step in steps):
+        return 1
+    sizes = {len(step.chunk.tokens) // len(step.chunk.actions) for step in steps}
+    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def _require_one_length(rows: Sequence[Row]) -> None:

@@ -61,7 +61,8 @@ class DeviceLane:
         return await self._await(self._device.submit(self._timed, work, lambda: fn(*args)))
 
     async def prepare(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """`fn(*args)` on the host thread: work that makes input for the device and touches nothing of it."""
+        """`fn(*args)` on the host thread: work that makes input for the device. It may copy to the device and compute on
+        what it copied, beside the lane; it touches nothing that the lane computes with, such as weights."""
         return await self._await(self._host.submit(fn, *args))
 
     async def prepared_ahead(self, fn: Callable[[S], T], inputs: Sequence[S]) -> AsyncGenerator[tuple[S, T], None]:

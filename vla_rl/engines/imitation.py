@@ -69,7 +69,8 @@ class Imitator:
         return self._training.weight_version
 
     async def update(self, demonstrations: Sequence[Demonstration]) -> UpdateReport:
-        """One optimizer step. Raises: ValueError where no control step is valid or a chunk has another shape."""
+        """One optimizer step. Raises: ValueError where no control step is valid, no token teaches, or a chunk has another
+        shape."""
         tokens, mask = await self._lane.prepare(self._targets, demonstrations)
         num_tokens = int(mask.sum())
         is_text = isinstance(self._model, LanguageModel)
@@ -98,7 +99,8 @@ class Imitator:
         return UpdateReport(self.weight_version, metrics)
 
     async def evaluate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
-        """Greedy actions against the demonstrated ones: token accuracy, and mean |a - a*| in the environment's units.
+        """Greedy actions against the demonstrated ones: mean |a - a*| in the environment's units, and the accuracy of tokens
+        where a policy speaks in tokens.
 
         Raises: TypeError for a language policy, whose replies are judged by playing.
         """
@@ -116,10 +118,10 @@ class Imitator:
         wanted = np.stack([d.actions for d in demonstrations])
         error = np.abs(model.decode(greedy) - wanted)
         is_valid_step = np.arange(error.shape[1])[None] < np.array([[d.num_valid] for d in demonstrations])
-        return {
-            "imitation/token_accuracy": float((greedy == tokens.numpy())[valid].mean()),
-            "imitation/l1": float(error[is_valid_step].mean()),
-        }
+        distance = {"imitation/l1": float(error[is_valid_step].mean())}
+        if tokens.is_floating_point():  # numbers are never met exactly
+            return distance
+        return {"imitation/token_accuracy": float((greedy == tokens.numpy())[valid].mean()), **distance}
 
     async def snapshot(self) -> TrainingState:
         """A copy of everything the next update depends on, between two updates."""
@@ -136,6 +138,8 @@ class Imitator:
         if not any(demonstration.num_valid > 0 for demonstration in demonstrations):
             raise ValueError("no demonstrated control step is valid, expected at least one.")
         rows = [self._model.encode(np.nan_to_num(each.actions)[None])[0] for each in demonstrations]
+        if not isinstance(self._model, LanguageModel):
+            _require_whole_chunks(demonstrations, self._model.decode(rows[0][None]).shape[1:])
         shape = len(rows), max(len(row) for row in rows)
         tokens = torch.full(shape, NO_TOKEN, dtype=torch.from_numpy(rows[0]).dtype)
         mask = torch.zeros(tokens.shape, dtype=torch.bool)
@@ -144,6 +148,11 @@ class Imitator:
             mask[number, : each.num_valid * (len(row) // len(each.actions))] = True
             if each.teaches is not None:
                 mask[number, : len(row)] &= torch.from_numpy(each.teaches)
+        if not mask.any():
+            raise ValueError(
+                f"none of the {tokens.numel()} demonstrated tokens teaches, expected at least one; look at what makes "
+                "Demonstration.teaches, and at conversations that are cut before their first reply."
+            )
         return tokens, mask
 
     def _backward(self, batch: Any, tokens: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
@@ -153,6 +162,15 @@ class Imitator:
         loss = -torch.where(mask, log_prob, 0.0).sum() / num_tokens
         torch.autograd.backward(loss)
         return loss.detach()
+
+
+def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[int, ...]) -> None:
+    for number, each in enumerate(demonstrations):
+        if each.actions.shape != shape:
+            raise ValueError(
+                f"demonstration {number} is a chunk {list(each.actions.shape)}, expected {list(shape)}, as the policy "
+                "decides; fill up a chunk at the end of an episode and say num_valid."
+            )
 
 
 def _greedy(model: PolicyModel[Any], batch: Any, num_rows: int) -> np.ndarray:

@@ -5,9 +5,11 @@
                                   (where needed)      step each        inference runs in between
                                                           └──► last step + version + publish: one piece, atomic
 
-The loss of a token is divided by counts over its whole mini-batch, so gradients add up to the same whatever the
-micro-batches are. The behavior log-probs are those the engine reported; `update/log_prob_gap_*` shows how far the learner's
-own forward pass is from them where the weights are the same, and in the first update that is checked.
+The loss of a token is divided by counts over its whole mini-batch, and what a loss asks of more than its own rows is asked
+beforehand (`proximal`), so gradients add up to the same whatever the micro-batches are; a loss of your own keeps to that
+where it looks at one row at a time. The behavior log-probs are those the engine reported;
+`update/log_prob_gap_*` shows how far the learner's own forward pass is from them where the weights are the same, and in the
+first update that is checked.
 """
 
 import asyncio
@@ -106,8 +108,8 @@ class Learner:
         """Learn from trajectories, and publish the new weights.
 
         Cancelled, it leaves the weights of a whole optimizer step and no gradient that a later update would see. Optimizer
-        steps that would teach nothing (every advantage is 0, and neither entropy nor KL counts) are left out: they would
-        still move the weights by Adam's momentum. The version rises all the same.
+        steps that would teach nothing (every advantage is 0, and neither entropy nor KL nor another term of the loss counts)
+        are left out: they would still move the weights by Adam's momentum. The version rises all the same.
 
         Args:
             trajectories: episodes to learn from.
@@ -182,7 +184,7 @@ class Learner:
         return [minibatch for minibatch in minibatches if len(minibatch)]
 
     def _teaches(self, minibatch: Decisions) -> bool:
-        has_other_terms = self._config.entropy_coef > 0.0 or self._config.loss.needs_reference
+        has_other_terms = self._config.entropy_coef > 0.0 or self._config.loss.has_terms_without_advantage
         return has_other_terms or bool(torch.where(minibatch.mask, minibatch.advantage, 0.0).any())
 
     async def _accumulate(self, minibatch: Decisions, compare: int | None) -> list[MicroBatchSums]:
@@ -250,4 +252,5 @@ def token_batch(rows: Decisions, log_prob: Tensor) -> TokenBatch:
         sequence_log_ratio=rows.sequence_log_ratio,
         action_tokens=rows.action_tokens,
         correction_weight=rows.correction_weight,
+        chosen_tokens=rows.chosen_tokens,
     )

@@ -1,10 +1,12 @@
 """Which rows go through the network together."""
 
+from bisect import bisect_left
+
 import torch
 from torch import Tensor
 
 from vla_rl.engines.config import MicroBatchSize
-from vla_rl.engines.lines import placed
+from vla_rl.engines.lines import Lines
 
 
 def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
@@ -20,13 +22,36 @@ def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
     """
     if size.tokens is None:
         return list(torch.split(torch.arange(len(num_read)), size.rows))
-    parts: list[Tensor] = []
     order = torch.argsort(num_read, descending=True, stable=True)
-    while len(order):
-        width = max(int(num_read[order[0]]), 1)
-        places = placed(num_read[order].tolist(), width, max(1, size.tokens // width))
-        fits = torch.tensor([place is not None for place in places])
-        fits &= fits.cumsum(0) <= size.rows
-        parts.append(order[fits])
-        order = order[~fits]
+    lengths = num_read[order].tolist()
+    rising = [-length for length in lengths]
+    left, parts = _Left(len(lengths)), []
+    while (row := left.at_or_after(0)) < len(lengths):
+        width = max(lengths[row], 1)
+        lines = Lines(width, min(max(1, size.tokens // width), size.rows, len(lengths)))
+        chosen: list[int] = []
+        while row < len(lengths) and len(chosen) < size.rows:
+            lines.place(lengths[row])
+            left.take(row)
+            chosen.append(row)
+            # every row before the first that is short enough for the most room is too long
+            row = left.at_or_after(max(row, bisect_left(rising, -lines.most_room)))
+        parts.append(order[torch.tensor(chosen)])
     return parts
+
+
+class _Left:
+    """Which of a number of rows were not taken yet; passing over those that were costs next to nothing."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._next = list(range(num_rows + 1))
+
+    def take(self, row: int) -> None:
+        self._next[row] = row + 1
+
+    def at_or_after(self, row: int) -> int:
+        """The first row from here on that is left; their number where there is none."""
+        while self._next[row] != row:
+            self._next[row] = self._next[self._next[row]]
+            row = self._next[row]
+        return row

@@ -8,12 +8,14 @@
                                   └───► features ─► a critic's value head                     (judging)
     demonstrated actions ─► encode ─► tokens                                                  (imitating)
 
-`prepare`, `encode` and `decode` run on the CPU in any thread; `sample`, `log_probs` and `features` run on the device lane.
+`prepare`, `encode` and `decode` run in any thread, beside the device lane: `prepare` may leave its batch on the device and
+compute there (OpenVLA's resizes frames on the GPU), but touches no weights. `sample`, `log_probs` and `features` run on the
+lane.
 A family writes one class with these methods; `vla_rl/models/openvla_oft/policy.py` is the one to read.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -49,7 +51,7 @@ class TokenModel(Protocol[BatchT]):
         ...
 
     def prepare(self, observations: Sequence[Observation]) -> BatchT:
-        """Turn observations into a batch on the CPU; frames stay uint8. Raises: ValueError for what does not fit."""
+        """Turn observations into a batch, on the CPU or where the network is. Raises: ValueError for what does not fit."""
         ...
 
     def log_probs(self, batch: BatchT, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,6 +85,23 @@ class TokenModel(Protocol[BatchT]):
 def missing_methods(model: object, protocol: type) -> list[str]:
     """Which methods of `TokenModel`, `PolicyModel` or `LanguageModel` an object lacks: its errors would come late."""
     return [name for name in dir(protocol) if not name.startswith("_") and not hasattr(model, name)]
+
+
+def unfit_for_learning(model: TokenModel[Any]) -> str | None:
+    """What would make a policy's acting and learning disagree, or its checkpoints useless, in words; None where nothing is
+    seen that would."""
+    for name, module in model.network.named_modules():
+        is_random = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0
+        if module.training and (is_random or isinstance(module, nn.modules.batchnorm._BatchNorm)):
+            return (
+                f"{type(module).__name__} {name!r} in training mode, by which a row depends on chance or on the rows beside "
+                "it; call network.eval(), or take layers without"
+            )
+    held = sum(tensor.numel() for tensor in model.checkpoint_tensors().values())
+    needed = sum(parameter.numel() for parameter in model.network.parameters())
+    if held < needed:
+        return f"{needed} parameters, of which checkpoint_tensors gives {held}: a checkpoint would not bring it back"
+    return None
 
 
 class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):

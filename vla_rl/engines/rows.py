@@ -4,7 +4,8 @@
     turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
 
 A turn joins the row of its agent's turn before only where its prompt begins with exactly the tokens of that turn; where the
-chat template, the tokenizer or the environment wrote the past in another way, it stays a row of its own.
+chat template, the tokenizer or the environment wrote the past in another way, or the agent spoke at another temperature, it
+stays a row of its own.
 """
 
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ class Row:
     Attributes:
         observation: what was seen before its first token.
         sequence: index of the trajectory.
+        temperature: of all its log-probs.
         tokens, log_probs, mask, advantage, versions, reference: parts of equal lengths; `advantage` in each float64 [t] or
             [1], `reference` none where there is no reference policy.
         spans: of its decisions.
@@ -47,6 +49,7 @@ class Row:
 
     observation: Observation
     sequence: int
+    temperature: float
     tokens: list[np.ndarray] = field(default_factory=list)
     log_probs: list[np.ndarray] = field(default_factory=list)
     mask: list[np.ndarray] = field(default_factory=list)
@@ -113,12 +116,13 @@ def rows_of(
     rows: list[Row] = []
     speaking: dict[str, tuple[Row, Step]] = {}
     for number, step in enumerate(trajectory.steps):
-        heard = None
-        if step.agent in speaking:
+        heard, noted = None, step.chunk.temperature
+        temperature = trajectory.episode.sampling.temperature if noted is None else noted
+        if step.agent in speaking and speaking[step.agent][0].temperature == temperature:
             row, before = speaking[step.agent]
             heard = _heard_between(before, step)
         if heard is None:
-            row = Row(step.observation, sequence)
+            row = Row(step.observation, sequence, temperature)
             rows.append(row)
         else:
             row.hear(heard, has_reference=reference is not None)

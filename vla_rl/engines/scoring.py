@@ -16,6 +16,7 @@ from vla_rl.engines.policy_model import TokenModel
 from vla_rl.types import Trajectory
 
 RowsT = TypeVar("RowsT")
+ResultT = TypeVar("ResultT")
 
 
 class Scorer:
@@ -75,12 +76,12 @@ class Reference:
 async def in_parts(
     lane: DeviceLane,
     prepare: Callable[[RowsT], Any],
-    compute: Callable[[Any, RowsT], Tensor],
+    compute: Callable[[Any, RowsT], ResultT],
     parts: Sequence[RowsT],
     work: str,
-) -> list[Tensor]:
+) -> list[ResultT]:
     """`compute(prepare(rows), rows)` for every part: prepared one ahead on the host, computed on the device lane."""
-    results: list[Tensor] = []
+    results: list[ResultT] = []
     async with aclosing(lane.prepared_ahead(prepare, parts)) as prepared:
         async for rows, batch in prepared:
             results.append(await lane.run(compute, batch, rows, work=work))

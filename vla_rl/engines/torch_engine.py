@@ -18,6 +18,7 @@ from vla_rl.engines.cuda_graphs import ReplayedModel
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.errors import PolicyError
 from vla_rl.rollout import BatchStats, DynamicBatcher
 from vla_rl.types import ActionChunk, Completion, Message, Observation, Sampling, ToolSpec
 
@@ -47,6 +48,11 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
         batch = await self._lane.prepare(self._model.prepare, [request.observation for request in requests])
         tokens, log_probs, version = await self._lane.run(self._act, batch, samplings, work="act")
         actions = self._model.decode(tokens)
+        if actions.ndim != 3 or len(actions) != len(requests):
+            raise PolicyError(
+                f"{type(self._model).__name__}.decode gave {list(actions.shape)} for {len(requests)} decisions, expected "
+                f"[{len(requests)}, H, D]"
+            )
         return [
             ActionChunk(actions=chunk, tokens=row, log_probs=row_log_probs, weight_version=version)
             for chunk, row, row_log_probs in zip(actions, tokens, log_probs, strict=True)
@@ -78,7 +84,7 @@ class TorchEngine:
         config: EngineConfig,
         weight_version: int = 0,
     ) -> None:
-        self._network, self._weight_version = model.network, weight_version
+        self._network, self._weight_version, self._lane = model.network, weight_version, lane
         self._answering: _Decisions | Conversations
         self._replayed: ReplayedModel | None = None
         if isinstance(model, LanguageModel):
@@ -96,9 +102,13 @@ class TorchEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._answering.__aexit__(kind, error, traceback)
-        if self._replayed is not None:
-            self._replayed.replay_acting(False)  # recordings hold memory of the GPU
+        try:
+            await self._answering.__aexit__(kind, error, traceback)
+        finally:
+            if (
+                self._replayed is not None
+            ):  # recordings hold memory of the GPU; a batch that was left may still replay one
+                await self._lane.run(self._replayed.replay_acting, False, work="act")
 
     @property
     def weight_version(self) -> int:

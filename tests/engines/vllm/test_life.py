@@ -2,16 +2,20 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+import torch
 from small_policies import log_prob_gap, moved, observe, oft_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
@@ -160,6 +164,30 @@ async def test_callers_of_an_engine_that_stays_dead_are_told_within_two_seconds(
             assert engine.weight_version == 6
         await lane.run(engine.adopt, policy.network, 7)  # after it was closed as well
         assert engine.weight_version == 7
+
+
+async def test_starting_an_engine_draws_no_random_number_of_the_learner_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as own:  # a short path, as sockets need
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        await start_and_look_around()
+
+
+async def start_and_look_around() -> None:
+    def numbers() -> tuple[object, ...]:
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
+
+    def files() -> set[Path]:
+        found = Path(tempfile.gettempdir()).iterdir()
+        return {path for path in found if path.is_socket() or path.name.startswith("vla_rl_vllm_")}
+
+    served, before = serve(oft_policy()), files()
+    variables, drawn = dict(os.environ), numbers()
+    async with DeviceLane(1) as lane, VllmEngine(served, lane, EngineConfig()) as engine:
+        assert engine.pids
+        assert (dict(os.environ), numbers()) == (variables, drawn)
+    assert files() - before == set()
 
 
 async def test_an_engine_goes_when_its_parent_is_killed() -> None:

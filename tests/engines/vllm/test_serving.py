@@ -91,7 +91,9 @@ async def test_attention_heads_that_vllm_has_no_cpu_kernel_for_are_refused_befor
             VllmEngine(serve(policy), lane, EngineConfig())
 
 
-@pytest.mark.parametrize("field", ["num_engines", "max_requests", "attempts", "health_every_s", "update_timeout_s"])
+@pytest.mark.parametrize(
+    "field", ["num_engines", "max_requests", "attempts", "health_every_s", "update_timeout_s", "drain_timeout_s"]
+)
 def test_a_size_or_time_of_nothing_is_refused(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         VllmConfig(**{field: 0})

@@ -10,12 +10,12 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from vla_rl.actors.environment import borrowed_environment
 from vla_rl.errors import ConfigError
 
 SUPPORTED_VERSIONS: Final = ("0.32.0",)
@@ -29,6 +29,27 @@ PLUGIN: Final = "vla_rl"
 
 STARTUP_PATH: Final = Path(__file__).parent / "preload"
 """First on the PYTHONPATH of engine processes."""
+
+_SETS: Final = (
+    "AITER_",
+    "GOMP_",
+    "KMP_",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NCCL_",
+    "NUMEXPR_MAX_THREADS",
+    "OMP_",
+    "PROMETHEUS_MULTIPROC_DIR",
+    "PYTORCH_",
+    "RAY_",
+    "TILELANG_",
+    "TORCHINDUCTOR_",
+    "TRITON_",
+    "VLLM_",
+)
+"""How the variables begin that vLLM sets in this process while it builds an engine."""
 
 _HOME: Final = {
     "vllm": ("PoolingParams", "SamplingParams"),
@@ -116,13 +137,16 @@ def require_plugin() -> None:
         )
 
 
-@contextmanager
-def engine_environment(num_threads: int, kv_cache_gib: int, startup_s: float) -> Iterator[None]:
+def engine_environment(
+    folder: Path, num_threads: int, kv_cache_gib: int, startup_s: float
+) -> AbstractContextManager[None]:
     """The environment variables that an engine is built under, and that its processes inherit; put back afterwards.
 
-    So is what vLLM sets on its own, such as an LD_PRELOAD of torch's libraries, which every simulator would load.
+    So is what vLLM sets on its own, such as an LD_PRELOAD of torch's libraries, which every simulator would load: none
+    that a runtime starts meanwhile gets it either.
 
     Args:
+        folder: for the sockets by which vLLM's processes talk.
         num_threads: that one engine computes with on a CPU; more threads than idle cores spin at barriers.
         kv_cache_gib: memory for keys and values on a CPU, in GiB.
         startup_s: time for it to become ready.
@@ -138,6 +162,7 @@ def engine_environment(num_threads: int, kv_cache_gib: int, startup_s: float) ->
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": PLUGIN,
+        "VLLM_RPC_BASE_PATH": str(folder),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
     }
     if build == "cpu":
@@ -148,11 +173,4 @@ def engine_environment(num_threads: int, kv_cache_gib: int, startup_s: float) ->
         }
     else:
         values["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    before = dict(os.environ)
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
+    return borrowed_environment(values, _SETS)

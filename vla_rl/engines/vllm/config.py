@@ -49,7 +49,8 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     """How often a request is asked before its caller is told that engines die; 1 tells it at once."""
 
     max_restarts: int = 5
-    """Times in a row that an engine is started again without having answered once; then the run ends with the cause."""
+    """Times in a row that an engine is started again without having answered once. Then its place stays empty, which is
+    logged as an error; callers are told the cause once no engine is left."""
 
     startup_s: float = 300.0
     """Time for an engine to start, take the weights and answer its first request."""
@@ -63,6 +64,10 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     update_timeout_s: float = 120.0
     """Time for an engine to take new weights; one that does not is killed and replaced."""
 
+    drain_timeout_s: float = 600.0
+    """Time, in the mode `drain`, for what runs to end before new weights come; an engine that needs longer is killed and
+    replaced. Above what the longest reply takes."""
+
     verify_checksums: bool = False
     """Compare what every engine sees of new weights with what was written, by CRC-32, before any of them applies them."""
 
@@ -71,5 +76,5 @@ class VllmConfig(Config, frozen=True, kw_only=True):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.max_restarts >= 0, "max_restarts", "at least 0")
         self.require(0.0 < self.gpu_memory_share <= 1.0, "gpu_memory_share", "a share above 0 and at most 1")
-        for field in ("startup_s", "health_every_s", "health_timeout_s", "update_timeout_s"):
+        for field in ("startup_s", "health_every_s", "health_timeout_s", "update_timeout_s", "drain_timeout_s"):
             self.require(getattr(self, field) > 0.0, field, "above 0 seconds")

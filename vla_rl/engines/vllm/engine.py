@@ -10,7 +10,6 @@ no version names; publications and newly started replicas take turns under one l
 
 import asyncio
 import itertools
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -25,9 +24,10 @@ from torch import nn
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
+from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.keeper import Keeper
 from vla_rl.engines.vllm.layout import refuse_heads_without_kernel, write_folder
-from vla_rl.engines.vllm.publication import Publication, UpdateTimes
+from vla_rl.engines.vllm.publication import Publication, UpdateTimes, each_or_end
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.requests import Answer
 from vla_rl.engines.vllm.served import EngineRequest, ServedActions, ServedLanguage
@@ -45,7 +45,7 @@ MAX_QUEUE = 4096
 class VllmEngine:
     """Answers `act`, or `generate`, for any number of episodes with engine processes that hold copies of the weights.
 
-    Owned by `async with`; opening it takes as long as the slowest engine's start.
+    Owned by `async with`; opening it starts the engines one after another.
 
     Args:
         served: the policy, as `vla_rl.models.serving.serve` makes it.
@@ -93,13 +93,14 @@ class VllmEngine:
         loop = asyncio.get_running_loop()
         self._opened_at = loop.time()
         async with AsyncExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vla_rl_engine_")))
+            folder = stack.enter_context(engine_folder())
             write_folder(folder, self._layout)
             stack.callback(self._publication.close)
             if self._publication.current is None:
                 network, version = self._served.network, self._weight_version
                 self._publication.current = await self._lane.run(self._write, network, version, work="publish")
             self._loop = loop
+            self._publication.awake.set()
             for _ in range(self._config.vllm.num_engines):
                 keeper = Keeper(
                     lambda: self._new_replica(folder), self._publication, self._config.vllm, self._wake_callers
@@ -248,12 +249,14 @@ class VllmEngine:
     async def sleep(self) -> None:
         """Give the GPU to the learner: engines let go of weights and caches. Callers wait until `wake`.
 
+        None is started before `wake`; one whose start has begun lets go at its end.
+
         Raises: ConfigError where `can_sleep` is off, as it has to be on CPUs.
         """
         self._require_sleep()
         async with self._publication.turn:
-            for replica in self._ready():
-                await replica.sleep()
+            self._publication.awake.clear()
+            await each_or_end(self._ready(), lambda replica: replica.sleep(), "sleep")
 
     async def wake(self) -> None:
         """Engines take their memory again, with the weights of now.
@@ -272,6 +275,7 @@ class VllmEngine:
                     await replica.join(self._publication.current)
                 except ActorDied as error:  # its keeper sees to it
                     errors.append(error)
+            self._publication.awake.set()
         self._wake_callers()
         if errors:
             raise errors[0]
@@ -290,7 +294,6 @@ class VllmEngine:
             busy_share=self._gauge.asked_s(now) / elapsed if elapsed > 0 else 0.0,
             num_queued=self._gauge.num_waiting,
             batch_sizes={},
-            waits=(),
         )
 
     async def _answer(
@@ -355,8 +358,11 @@ class VllmEngine:
 
     async def _publish(self, staged: StagedWeights, began: float) -> None:
         async with self._publication.turn:
-            await self._publication.publish(staged, self._ready(), began)
-            self._weight_version = staged.version
+            try:
+                await self._publication.publish(staged, self._ready(), began)
+            finally:
+                assert self._publication.current is not None
+                self._weight_version = self._publication.current.version
 
     def _require_sleep(self) -> None:
         if not self._config.vllm.can_sleep:

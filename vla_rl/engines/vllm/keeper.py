@@ -74,20 +74,26 @@ class Keeper:
                 return failures
         cause = f"given up after {failures} deaths in a row, the last one: {last.cause}"
         self.failure = ActorDied(last.name, last.pid, cause)
+        _log.error("%s; its place stays empty", self.failure)
         self._changed()
         return failures
 
     async def _start(self) -> None:
+        """Fill the place, once the engines are not to sleep; with one that sleeps where that is wished meanwhile."""
+        await self._publication.awake.wait()
         replica = self._make()
         try:
             await replica.build()
             async with self._publication.turn:
-                assert self._publication.current is not None
-                await replica.join(self._publication.current)
+                if self._publication.awake.is_set():
+                    assert self._publication.current is not None
+                    await replica.join(self._publication.current)
+                else:
+                    await replica.sleep()
+                self.replica = replica
         except BaseException:
             await replica.close()
             raise
-        self.replica = replica
         self._changed()
 
     async def _watch(self, replica: Replica) -> None:
@@ -105,6 +111,8 @@ class Keeper:
 
     async def _probe(self, replica: Replica) -> None:
         async with self._publication.turn:  # a paused engine answers nobody
+            if replica.is_asleep:
+                return
             try:
                 await replica.check_health()
             except ActorDied:

@@ -3,7 +3,7 @@
 stage    the learner's thread writes memory of both; every engine opens and checks it, generating on      may be refused
 pause    nothing new begins; what runs ends, freezes or is aborted
 apply    every engine loads; one that cannot is killed and starts again with the new weights            may not be
-resume   always, whatever happened
+resume   always, whatever happened; an engine that fails in any of the three is killed
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vla_rl.actors.waits import waiting
 from vla_rl.engines.vllm.config import UpdateMode, VllmConfig, WeightRoute
-from vla_rl.engines.vllm.replica import Replica
+from vla_rl.engines.vllm.replica import EngineFault, Replica
 from vla_rl.engines.vllm.staging import Stage, StagedWeights
 from vla_rl.errors import ActorDied, CheckpointError
 
@@ -40,6 +40,7 @@ class Publication:
 
     Attributes:
         turn: held by whoever changes what an engine computes with.
+        awake: unset while the engines leave the GPU to the learner; none is started then.
         current: what a new engine starts with; None before the first.
         times: of every publication to running engines so far, the last `KEPT_TIMES`.
     """
@@ -50,17 +51,19 @@ class Publication:
         self._config, self._mode, self._route = config, mode, route
         self._stage: Stage | None = None
         self.turn = asyncio.Lock()
+        self.awake = asyncio.Event()
+        self.awake.set()
         self.current: StagedWeights | None = None
         self.times: list[UpdateTimes] = []
 
     def write(self, tensors: Mapping[str, Tensor], version: int) -> StagedWeights:
-        """Put a version into that memory, beside the current one.
+        """Put a version into that memory, beside the current one, which engines that start go on reading.
 
         Raises: CheckpointError, then nothing was written; ConfigError where that memory cannot be.
         """
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
-        return self._stage.write(tensors, version)
+        return self._stage.write(tensors, version, self.current)
 
     async def publish(self, staged: StagedWeights, replicas: Sequence[Replica], began: float) -> None:
         """Give a written version to all engines that are ready; `began` is when it was begun to be written.
@@ -72,11 +75,10 @@ class Publication:
         paused_at = time.perf_counter()
         try:
             with waiting(f"weights {staged.version}", on="the engines to apply them"):
-                await _each(ready, lambda replica: replica.pause(self._mode))
-                await _each(ready, lambda replica: _applied(replica, staged))
+                await each_or_end(ready, lambda replica: replica.pause(self._mode), "pause")
+                await self._apply(staged, ready)
         finally:
-            self.current = staged
-            await _each(ready, lambda replica: replica.resume())
+            await each_or_end(ready, lambda replica: replica.resume(), "resume")
         resumed_at = time.perf_counter()
         times = UpdateTimes(stage_s=paused_at - began, pause_s=resumed_at - paused_at)
         self.times = [*self.times[1 - self.KEPT_TIMES :], times]
@@ -92,6 +94,16 @@ class Publication:
             self._stage.close()
         self._stage = self.current = None
 
+    async def _apply(self, staged: StagedWeights, replicas: Sequence[Replica]) -> None:
+        """Load weights. Whatever ends this, they are those of now: an engine without them, or half loaded, is ended."""
+        try:
+            await each_or_end(replicas, lambda replica: replica.apply(staged), f"apply the weights {staged.version}")
+        finally:
+            self.current = staged
+            for replica in replicas:
+                if replica.weight_version != staged.version and not replica.died.is_set():
+                    replica.note_death(f"was left with older weights than {staged.version}", frozen=True)
+
     async def _accepted(self, staged: StagedWeights, replicas: Sequence[Replica]) -> list[Replica]:
         """Those that are alive once all of them have mapped and checked the weights."""
         verify = self._config.verify_checksums
@@ -99,7 +111,7 @@ class Publication:
             *(replica.stage(staged, verify=verify) for replica in replicas), return_exceptions=True
         )
         assert self._stage is not None
-        expected = self._stage.checksum() if verify else 0
+        expected = await asyncio.to_thread(self._stage.checksum) if verify else 0
         accepted = []
         for replica, outcome in zip(replicas, outcomes, strict=True):
             if isinstance(outcome, ActorDied):
@@ -115,19 +127,20 @@ class Publication:
         return accepted
 
 
-async def _applied(replica: Replica, staged: StagedWeights) -> None:
-    """Load weights, or end the engine: half loaded, it is worth nothing."""
-    try:
-        await replica.apply(staged)
-    except (RuntimeError, ValueError) as error:
-        raise replica.note_death(f"could not apply the weights: {error}", frozen=True) from error
+async def each_or_end(replicas: Sequence[Replica], act: Callable[[Replica], Awaitable[None]], what: str) -> None:
+    """Do the same to all that are alive, together. One that cannot is ended: its state is unknown, its keeper sees to it."""
 
+    async def act_or_end(replica: Replica) -> None:
+        try:
+            await act(replica)
+        except ActorDied:
+            return
+        except EngineFault as error:
+            replica.note_death(f"could not {what}: {error}", frozen=True)
 
-async def _each(replicas: Sequence[Replica], act: Callable[[Replica], Awaitable[None]]) -> None:
-    """Do the same to all that are alive, together; those that die on the way are their keepers' business."""
     outcomes = await asyncio.gather(
-        *(act(replica) for replica in replicas if not replica.died.is_set()), return_exceptions=True
+        *(act_or_end(replica) for replica in replicas if not replica.died.is_set()), return_exceptions=True
     )
     for outcome in outcomes:
-        if isinstance(outcome, BaseException) and not isinstance(outcome, ActorDied):
+        if isinstance(outcome, BaseException):
             raise outcome

@@ -6,10 +6,10 @@ Whoever waits for an answer of a dead one gets `ActorDied` as soon as its socket
 """
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import os
-import random
 import signal
 import threading
 from collections.abc import Awaitable
@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
-import torch
 
 from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.engines.threads import run_to_its_end
@@ -26,6 +24,7 @@ from vla_rl.engines.vllm.adapter import (
     AsyncEngineArgs,
     AsyncLLM,
     EngineDeadError,
+    EngineGenerateError,
     WeightTransferConfig,
     engine_environment,
     require_vllm,
@@ -46,6 +45,10 @@ _building = threading.Lock()
 _names = itertools.count()
 
 SHUTDOWN_S = 0.5
+
+
+class EngineFault(RuntimeError):
+    """An engine process answered with an exception of its own; it lives on, in a state that only its caller can judge."""
 
 
 class Replica:
@@ -86,7 +89,9 @@ class Replica:
                 self._watch_process()
         except TimeoutError as error:
             raise self.note_death(f"did not start within startup_s = {self._config.startup_s}", frozen=True) from error
-        except (RuntimeError, ValueError, OSError) as error:
+        except ActorDied:
+            raise
+        except Exception as error:  # whatever it is, this engine will not be one
             raise self.note_death(f"could not start: {error}") from error
 
     async def join(self, staged: StagedWeights) -> None:
@@ -95,7 +100,7 @@ class Replica:
             await self.stage(staged, verify=False)
             await self.apply(staged)
             await self.check_health()
-        except (RuntimeError, ValueError, CheckpointError) as error:
+        except (EngineFault, CheckpointError) as error:
             raise self.note_death(f"could not begin: {error}", frozen=True) from error
         self.is_ready = True
         note_progress("engines started")
@@ -103,7 +108,10 @@ class Replica:
     async def ask(
         self, request: EngineRequest, sampling: Sampling, max_tokens: int = 1, stop_tokens: tuple[int, ...] = ()
     ) -> Answer:
-        """One answer; cancelling it aborts the request. Raises: ActorDied; ValueError for what vLLM does not take."""
+        """One answer; cancelling it aborts the request.
+
+        Raises: ActorDied; EngineFault where it cannot answer this one; ValueError for what vLLM does not take.
+        """
         name = f"{self.name}-{next(_names)}"
         prompt = engine_input(request, self._layout.features, name)
         parameters = engine_parameters(self._layout, sampling, max_tokens, stop_tokens)
@@ -123,6 +131,8 @@ class Replica:
                     self._asking.discard(given_up)
         except EngineDeadError as error:
             raise self.note_death(self._how_it_ended()) from error
+        except EngineGenerateError as error:
+            raise self._fault(error.__cause__ or error) from error
         except TimeoutError as error:
             if not given_up.expired():
                 raise
@@ -133,12 +143,14 @@ class Replica:
         return pooled_answer(last, self._layout) if is_pooling else generated_answer(last)
 
     async def check_health(self) -> None:
-        """Have it sample a token of a real prompt. Raises: ActorFrozen, and kills it, where it does not in time."""
+        """Have it sample a token of a real prompt. Raises: ActorFrozen where it does not, in time or at all; killed then."""
         try:
             async with asyncio.timeout(self._config.health_timeout_s):
                 await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
         except TimeoutError as error:
             raise self.note_death(f"gave no token for {self._config.health_timeout_s} s", frozen=True) from error
+        except (EngineFault, ValueError) as error:
+            raise self.note_death(f"gave no token: {error}", frozen=True) from error
 
     async def stage(self, staged: StagedWeights, *, verify: bool) -> list[int]:
         """Have it map and check new weights; it goes on with the old ones. Gives the CRC-32 that each worker sees.
@@ -148,44 +160,59 @@ class Replica:
         try:
             seen: list[int] = await self._call("stage_weights", (msgspec.msgpack.encode(staged), verify))
             return seen
-        except (RuntimeError, ValueError) as error:
+        except EngineFault as error:
             raise CheckpointError(f"engine {self.name!r} refuses the weights: {error}") from error
 
     async def pause(self, mode: UpdateMode) -> None:
         """Let nothing begin from now on; what runs ends, is frozen or is aborted. All that was computed is forgotten.
 
-        Raises: ActorDied.
+        Raises: ActorDied; EngineFault.
         """
-        vllm_mode = {"drain": "wait", "keep": "keep", "restart": "abort"}[mode]
+        if mode == "drain":
+            await self._drain()
+            return
+        vllm_mode = {"keep": "keep", "restart": "abort"}[mode]
         await self._await(self._llm.pause_generation(mode=vllm_mode, clear_cache=mode != "keep"))
         if mode == "keep":  # there what runs has to be told to begin anew
             await self._await(self._llm.reset_prefix_cache(reset_running_requests=True))
             await self._await(self._llm.reset_encoder_cache())
 
     async def apply(self, staged: StagedWeights) -> None:
-        """Load staged weights. Nothing may be running, nor kept of what older ones computed. Raises: ActorDied."""
+        """Load staged weights. Nothing may be running, nor kept of what older ones computed.
+
+        Raises: ActorDied; EngineFault, then it may be half loaded.
+        """
         await self._call("apply_weights", (staged.version,))
         await self._await(self._llm.update_weight_version(str(staged.version)))
         self.weight_version = staged.version
 
     async def resume(self) -> None:
-        """Go on with what waits. Raises: ActorDied."""
+        """Go on with what waits. Raises: ActorDied; EngineFault."""
         await self._await(self._llm.resume_generation())
 
     async def checksum(self) -> str:
-        """A digest of the weights it holds, in its kernels' layout. Raises: ActorDied."""
+        """A digest of the weights it holds, in its kernels' layout. Raises: ActorDied; EngineFault."""
         parts = await self._await(self._llm.compute_weight_checksums())
         text = "\n".join(f"{name} {value}" for part in parts for name, value in sorted(part.items()))
         return hashlib.sha256(text.encode()).hexdigest()
 
     async def sleep(self) -> None:
-        """Give the memory of weights and caches back; nothing may be asked until `wake`. Raises: ActorDied."""
+        """Give the memory of weights and caches back; nothing may be asked until `wake`.
+
+        Raises: ActorDied, whatever the reason.
+        """
         self.is_ready, self.is_asleep = False, True
-        await self._await(self._llm.sleep(level=2))
+        try:
+            await self._await(self._llm.sleep(level=2))
+        except EngineFault as error:
+            raise self.note_death(f"could not go to sleep: {error}", frozen=True) from error
 
     async def wake(self) -> None:
-        """Take memory again; `join` has to follow. Raises: ActorDied."""
-        await self._await(self._llm.wake_up())
+        """Take memory again; `join` has to follow. Raises: ActorDied, whatever the reason."""
+        try:
+            await self._await(self._llm.wake_up())
+        except EngineFault as error:
+            raise self.note_death(f"could not wake up: {error}", frozen=True) from error
         self.is_asleep = False
 
     def note_death(self, cause: str, *, frozen: bool = False) -> ActorDied:
@@ -197,7 +224,7 @@ class Replica:
             now = asyncio.get_running_loop().time()
             for given_up in self._asking:
                 given_up.reschedule(now)
-        if frozen and self.pid:
+        if frozen:
             self._kill()
         return ActorFrozen(self.name, self.pid, cause) if frozen else self.death()
 
@@ -207,8 +234,7 @@ class Replica:
         llm, self._llm = self._llm, None
         if llm is not None:
             await run_to_its_end(llm.shutdown, SHUTDOWN_S)
-        if self.pid:
-            self._kill()
+        self._kill()
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -242,8 +268,9 @@ class Replica:
         arguments = engine_arguments(self._folder, self._layout, self._config, build=build, dtype=self._dtype)
         with (
             _building,
-            _same_random_state(),
-            engine_environment(self._config.num_threads, self._config.kv_cache_gib, self._config.startup_s),
+            engine_environment(
+                self._folder, self._config.num_threads, self._config.kv_cache_gib, self._config.startup_s
+            ),
         ):
             transfer = WeightTransferConfig(backend=TRANSFER_BACKEND)
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, weight_transfer_config=transfer))
@@ -251,35 +278,37 @@ class Replica:
     async def _call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
         return await self._await(self._llm.collective_rpc(method, args=args))
 
-    async def _await(self, call: Awaitable[T]) -> T:
-        """What an engine's own bookkeeping answers. Raises: ActorDied, ActorFrozen after `update_timeout_s`."""
+    async def _drain(self) -> None:
+        """Wait for the answers that are being given, which may be long ones."""
+        limit_s = self._config.drain_timeout_s
+        what = f"what it was answering did not end within drain_timeout_s = {limit_s:g} s; raise it, or take 'keep'"
+        await self._await(self._llm.pause_generation(mode="wait", clear_cache=True), limit_s, what)
+
+    async def _await(self, call: Awaitable[T], limit_s: float | None = None, too_late: str = "") -> T:
+        """What an engine's own bookkeeping answers, within `update_timeout_s` where no limit is given.
+
+        Raises: ActorDied; ActorFrozen past the limit, saying `too_late`; EngineFault.
+        """
+        limit_s = self._config.update_timeout_s if limit_s is None else limit_s
         try:
-            async with asyncio.timeout(self._config.update_timeout_s):
+            async with asyncio.timeout(limit_s):
                 return await call
         except EngineDeadError as error:
             raise self.note_death(self._how_it_ended()) from error
         except TimeoutError as error:
-            raise self.note_death(f"did not answer for {self._config.update_timeout_s} s", frozen=True) from error
+            raise self.note_death(too_late or f"did not answer for {limit_s} s", frozen=True) from error
+        except Exception as error:  # vLLM makes a plain one of whatever the process raised
+            raise self._fault(error) from error
+
+    def _fault(self, error: BaseException) -> EngineFault:
+        return EngineFault(f"engine {self.name!r} (pid {self.pid}) answered with an error: {error}")
 
     def death(self) -> ActorDied:
         """What whoever asks it from now on is told."""
         return ActorDied(self.name, self.pid, self.cause)
 
     def _kill(self) -> None:
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-
-
-class _same_random_state:
-    """vLLM seeds the generators of the process that builds an engine; afterwards they are as they were."""
-
-    def __enter__(self) -> None:
-        self._state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-    def __exit__(self, *_: object) -> None:
-        python, numpy, of_torch = self._state
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(of_torch)
+        """By its descriptor: the number may be another process's by now."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Weights in memory that engine processes open: written once, read by every engine.
 
-Two buffers take turns: while an engine that starts still reads one version, the next can be written.
+There are two buffers: while an engine that starts still reads the version of now, the next can be written.
 """
 
 import zlib
@@ -55,22 +55,24 @@ class Stage:
         self._places = tuple(places)
         make = _buffers_of(tensors, route)
         self._buffers = [make(max(offset, 1)) for _ in range(2)]
-        self._turn = 0
+        self._written: list[StagedWeights | None] = [None, None]
+        self._last = 0
 
-    def write(self, tensors: Mapping[str, Tensor], version: int) -> StagedWeights:
-        """Copy a version into the buffer that was not written last. Raises: CheckpointError; then nothing was written."""
+    def write(self, tensors: Mapping[str, Tensor], version: int, current: StagedWeights | None = None) -> StagedWeights:
+        """Copy a version into the buffer that `current` is not in. Raises: CheckpointError; then nothing was written."""
         self._require_fit(tensors)
-        self._turn = 1 - self._turn
-        buffer = self._buffers[self._turn]
+        self._last = 1 if self._written[0] is current else 0
+        buffer = self._buffers[self._last]
         views = dict(tensors_in(buffer.whole, self._places))
         with torch.no_grad():
             for name, tensor in tensors.items():
                 views[name].copy_(tensor)
-        return StagedWeights(buffer.shared(), version, self._places)
+        staged = self._written[self._last] = StagedWeights(buffer.shared(), version, self._places)
+        return staged
 
     def checksum(self) -> int:
         """CRC-32 of the bytes that were written last."""
-        return checksum_of(self._buffers[self._turn].whole)
+        return checksum_of(self._buffers[self._last].whole)
 
     def close(self) -> None:
         """Give the memory back."""

@@ -1,0 +1,226 @@
+"""Engines that fail in the middle of an update, of a start or of a sleep: none of them is asked with weights it has not."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+from fake_llm import FakeReplica, weights
+
+from vla_rl.engines.vllm import VllmConfig
+from vla_rl.engines.vllm.keeper import Keeper
+from vla_rl.engines.vllm.publication import Publication, each_or_end
+from vla_rl.engines.vllm.replica import EngineFault
+from vla_rl.engines.vllm.staging import MappedWeights, StagedWeights
+from vla_rl.errors import ActorDied, ActorFrozen, CheckpointError
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.needs_vllm, pytest.mark.timeout(60)]
+
+CONFIG = VllmConfig(max_restarts=1)
+Start = Callable[[], Awaitable[FakeReplica]]
+
+
+@pytest_asyncio.fixture
+async def publication() -> AsyncIterator[Publication]:
+    publication = Publication(CONFIG, "drain", "host")
+    publication.current = publication.write(weights(1), 1)
+    yield publication
+    publication.close()
+
+
+@pytest_asyncio.fixture
+async def start(publication: Publication) -> AsyncIterator[Start]:
+    """Starts a replica with the weights of now."""
+    async with AsyncExitStack() as stack:
+
+        async def start() -> FakeReplica:
+            replica = FakeReplica("engine", CONFIG)
+            stack.push_async_callback(replica.close)
+            await replica.build()
+            assert publication.current is not None
+            await replica.join(publication.current)
+            return replica
+
+        yield start
+
+
+def content(staged: StagedWeights | None) -> float:
+    assert staged is not None
+    return float(dict(MappedWeights(staged).tensors())["weight"][0])
+
+
+@pytest.mark.parametrize("step", ["pause", "apply_weights", "version 2", "resume"])
+async def test_an_engine_that_fails_in_the_middle_of_an_update_is_killed_and_the_others_go_on(
+    publication: Publication, start: Start, step: str
+) -> None:
+    healthy, broken = await start(), await start()
+    broken.llm.fails.add(step)
+    staged = publication.write(weights(2), 2)
+    await publication.publish(staged, [healthy, broken], began=0.0)
+    assert publication.current is staged
+    assert (healthy.is_ready, healthy.weight_version, healthy.llm.done[-1]) == (True, 2, "resume")
+    assert not broken.is_ready
+    assert await asyncio.to_thread(broken.llm.process.wait) == -9
+
+
+async def test_an_update_that_is_cancelled_while_it_is_applied_leaves_no_engine_with_older_weights(
+    publication: Publication, start: Start
+) -> None:
+    class Stuck(FakeReplica):
+        async def apply(self, staged: StagedWeights) -> None:
+            applying.set()
+            await asyncio.Event().wait()
+
+    applying, quick = asyncio.Event(), await start()
+    stuck = await start()
+    stuck.__class__ = Stuck
+    publishing = asyncio.create_task(publication.publish(publication.write(weights(2), 2), [quick, stuck], began=0.0))
+    await applying.wait()
+    while quick.weight_version != 2:  # noqa: ASYNC110  nothing tells
+        await asyncio.sleep(0)
+    publishing.cancel()
+    await asyncio.wait([publishing])
+    assert publication.current is not None
+    assert publication.current.version == 2
+    assert (quick.is_ready, stuck.is_ready) == (True, False)
+
+
+async def test_weights_that_an_engine_refuses_are_applied_nowhere_and_their_memory_is_used_again(
+    publication: Publication, start: Start
+) -> None:
+    first, second = await start(), await start()
+    second.llm.fails.add("stage_weights")
+    for version in (2, 3):
+        with pytest.raises(CheckpointError, match=r"refuses the weights: .*out of memory"):
+            await publication.publish(publication.write(weights(version), version), [first, second], began=0.0)
+        assert (content(publication.current), publication.current and publication.current.version) == (1.0, 1)
+    assert (first.is_ready, second.is_ready) == (True, True)
+    assert "pause" not in first.llm.done
+
+
+@pytest.mark.parametrize("step", ["process_id", "stage_weights", "apply_weights", "ask"])
+async def test_an_engine_that_cannot_begin_says_so_as_a_death(publication: Publication, step: str) -> None:
+    replica = FakeReplica("engine", CONFIG)
+    replica.llm.fails.add(step)
+    keeper = Keeper(lambda: replica, publication, CONFIG, lambda: None)
+    with pytest.raises(ActorDied, match="out of memory"):
+        await keeper.open()
+    assert keeper.replica is None
+
+
+async def test_an_engine_that_is_given_up_is_logged_as_an_error(
+    publication: Publication, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> FakeReplica:
+        replica = FakeReplica("engine", CONFIG)
+        replica.llm.fails.update({"ask"} if first.died.is_set() else set())
+        return replica
+
+    first = FakeReplica("engine", CONFIG)
+    made = iter([first])
+    keeper = Keeper(lambda: next(made, None) or broken(), publication, CONFIG, lambda: None)
+    await keeper.open()
+    first.llm.process.kill()
+    async with asyncio.timeout(20):
+        await keeper.run()
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "given up after 2 deaths in a row" in record.getMessage()
+    assert "its place stays empty" in record.getMessage()
+
+
+async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(publication: Publication) -> None:
+    made: list[FakeReplica] = []
+
+    def make() -> FakeReplica:
+        made.append(FakeReplica("engine", CONFIG))
+        return made[-1]
+
+    changed = asyncio.Event()
+    keeper = Keeper(make, publication, CONFIG, changed.set)
+    await keeper.open()
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(20):
+        async with publication.turn:
+            publication.awake.clear()
+            await made[0].sleep()
+        changed.clear()
+        made[0].llm.process.kill()
+        await changed.wait()  # its place is empty
+        await asyncio.to_thread(made[0].llm.process.wait)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(made) == 1
+        publication.awake.set()
+        while keeper.replica is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert keeper.replica.is_ready
+    running.cancel()
+    await asyncio.wait([running])
+    await keeper.close()
+
+
+async def test_an_engine_whose_start_ends_while_the_others_sleep_sleeps_too(publication: Publication) -> None:
+    replica = FakeReplica("engine", CONFIG)
+    keeper = Keeper(lambda: replica, publication, CONFIG, lambda: None)
+    async with publication.turn:
+        opening = asyncio.create_task(keeper.open())
+        while not replica.pid:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        publication.awake.clear()
+    async with asyncio.timeout(20):
+        await opening
+    assert (replica.is_asleep, replica.is_ready) == (True, False)
+    assert "ask" not in replica.llm.done
+    await keeper.close()
+
+
+async def test_an_engine_that_fell_asleep_while_its_health_waited_is_asked_nothing(
+    publication: Publication, start: Start
+) -> None:
+    replica = await start()
+    keeper = Keeper(lambda: replica, publication, CONFIG, lambda: None)
+    async with publication.turn:
+        probing = asyncio.create_task(keeper._probe(replica))
+        await asyncio.sleep(0)
+        await replica.sleep()
+        asked = replica.llm.done.count("ask")
+    await probing
+    assert replica.llm.done.count("ask") == asked
+
+
+async def test_a_drain_may_take_longer_than_an_update(publication: Publication) -> None:
+    replica = FakeReplica("engine", VllmConfig(update_timeout_s=0.05, drain_timeout_s=20.0))
+    await replica.build()
+    replica.llm.drained.clear()
+    asyncio.get_running_loop().call_later(0.15, replica.llm.drained.set)
+    await replica.pause("drain")
+    await replica.close()
+    impatient = FakeReplica("engine", VllmConfig(drain_timeout_s=0.1))
+    await impatient.build()
+    impatient.llm.drained.clear()
+    with pytest.raises(ActorFrozen, match=r"drain_timeout_s = 0.1 s; raise it, or take 'keep'"):
+        await impatient.pause("drain")
+    await impatient.close()
+
+
+async def test_an_engine_whose_process_is_gone_is_not_killed_by_its_number(
+    publication: Publication, start: Start
+) -> None:
+    replica = await start()
+    replica.llm.process.kill()
+    await asyncio.to_thread(replica.llm.process.wait)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.kill", lambda *_: pytest.fail("the number may be another process's"))
+        replica.note_death("frozen", frozen=True)
+        await replica.close()
+
+
+async def test_each_engine_is_ended_that_cannot_do_what_all_do(start: Start) -> None:
+    async def act(replica: FakeReplica) -> None:
+        raise EngineFault("no room")
+
+    replica = await start()
+    await each_or_end([replica], act, "sleep")  # type: ignore[arg-type]
+    assert replica.cause == "could not sleep: no room"
