@@ -191,6 +191,39 @@ async def test_sampling_is_the_runs_own_and_the_answer_says_so(endpoint: Endpoin
     assert raw.headers["x-vla-rl-ignored"] == "temperature, top_p"
 
 
+async def test_a_null_is_as_good_as_nothing_and_what_is_not_read_is_named(endpoint: Endpoint) -> None:
+    nulls = (
+        "stream", "stream_options", "model", "tools", "tool_choice", "max_tokens", "n", "stop", "response_format",
+        "temperature", "functions", "function_call", "modalities", "audio",
+    )  # fmt: skip
+    body = {"messages": ASK, **dict.fromkeys(nulls), "prediction": {"type": "content"}, "zeit\nraum": 1, "user": "me"}
+    with endpoint.session(BytePolicy("hi")) as session:
+        headers = {"Authorization": f"Bearer {session.api_key}"}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers) as response,
+        ):
+            assert response.status == 200, await response.text()
+            assert response.headers["x-vla-rl-ignored"] == r"prediction, zeit\nraum, user"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("functions", [{"name": "add", "parameters": {}}]),
+        ("function_call", {"name": "add"}),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+    ],
+)
+async def test_what_would_change_what_an_answer_means_is_refused(name: str, value: Any, endpoint: Endpoint) -> None:
+    with endpoint.session(BytePolicy("hi")) as session:
+        status, answer = await post(endpoint, session.api_key, json.dumps({"messages": ASK, name: value}).encode())
+    assert status == 400
+    assert answer["error"]["message"].startswith(f"{name}=")
+    assert "is not supported here" in answer["error"]["message"]
+
+
 async def test_a_prompt_that_leaves_no_room_is_told_as_openai_tells_it(endpoint: Endpoint) -> None:
     with endpoint.session(BytePolicy("hi", context_size=10)) as session:
         async with client_of(session) as client:

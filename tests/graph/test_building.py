@@ -192,6 +192,14 @@ def test_methods_partials_and_objects_with_an_async_call_are_functions_too() -> 
     assert len(pipeline.build().nodes) == 3
 
 
+def test_a_class_with_an_async_call_is_refused_because_calling_it_gives_an_instance() -> None:
+    class Scorer:
+        async def __call__(self) -> int:
+            return 1
+
+    refused(Pipeline("p").add_node("a", Scorer, writes="x"), NotAsync, "node 'a'", "is a class", "an instance")
+
+
 async def with_kwargs(**values: int) -> None: ...
 
 

@@ -85,6 +85,24 @@ def test_who_depended_on_a_removed_node_depends_on_what_it_depended_on() -> None
     assert pipeline.remove_node("b").build().dependencies("c") == ("a",)
 
 
+def test_who_depended_on_a_removed_node_depends_on_who_wrote_what_it_read() -> None:
+    async def nothing() -> None: ...
+
+    async def take(value: int) -> None: ...
+
+    pipeline = Pipeline("p").add_node("a", source, writes="value").add_node("b", take, reads="value")
+    pipeline.add_node("c", nothing, deps="b")
+    assert pipeline.remove_node("b").build().dependencies("c") == ("a",)
+
+
+def test_who_read_from_a_removed_node_still_waits_for_what_that_waited_for() -> None:
+    async def nothing() -> None: ...
+
+    pipeline = built_in().add_node("first", nothing).replace_node("double", deps="first")
+    graph = pipeline.remove_node("double", reroute={"doubled": "value"}).build()
+    assert set(graph.dependencies("plus")) == {"source", "first"}
+
+
 def test_a_copy_is_changed_without_changing_the_original() -> None:
     original = built_in()
     original.copy().remove_node("plus")

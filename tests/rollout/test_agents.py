@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from vla_rl.rollout import EpisodePolicy, embodied_agent, owned_copy, stop_reason
+from vla_rl.rollout import EpisodePolicy, embodied_agent, owned_chunk, owned_copy, stop_reason
 from vla_rl.types import (
     ActionChunk,
     ChunkOutcome,
@@ -122,16 +122,19 @@ def test_success_is_only_what_the_environment_calls_success(terminated: bool, in
     assert stop_reason(terminated, info) is expected
 
 
-async def test_decision_k_has_a_seed_of_its_own_that_does_not_depend_on_timing() -> None:
+async def test_decision_k_has_a_seed_of_its_own_whatever_the_timing_and_whoever_chose_the_temperature() -> None:
     engine = EchoEngine()
     policy = EpisodePolicy(engine, EPISODE)
     observation = {"image": np.zeros((2, 2, 3), dtype=np.uint8)}
     async with asyncio.timeout(5):
-        await policy.act(observation)
-        await policy.act(observation, Sampling(greedy=True, seed=99))
-        await policy.act(observation)
-    assert [sampling.seed for sampling in engine.samplings] == [derive_seed(11, 0), 99, derive_seed(11, 2)]
+        chunks = [
+            await policy.act(observation),
+            await policy.act(observation, Sampling(greedy=True, seed=99)),
+            await policy.act(observation),
+        ]
+    assert [sampling.seed for sampling in engine.samplings] == [derive_seed(11, number) for number in range(3)]
     assert [sampling.temperature for sampling in engine.samplings] == [1.6, 1.0, 1.6]
+    assert [owned_chunk(chunk).temperature for chunk in chunks] == [1.6, 1.0, 1.6]
 
 
 def test_an_owned_copy_shares_no_array_with_the_original() -> None:

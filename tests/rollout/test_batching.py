@@ -108,6 +108,24 @@ async def test_a_failing_batch_fails_exactly_its_own_waiters() -> None:
     assert third == 12
 
 
+async def test_a_batch_whose_work_is_cancelled_by_others_fails_its_waiters_and_the_next_one_runs() -> None:
+    work: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+
+    async def run(requests: list[int]) -> list[int]:
+        return requests if requests == [2] else await work
+
+    async with asyncio.timeout(5), DynamicBatcher(run, max_batch=1) as batcher:
+        lost = asyncio.ensure_future(batcher.submit(1))
+        await settle()
+        work.cancel()
+        with pytest.raises(
+            RuntimeError, match="a batch of 'policy' was lost: what computes it cancelled the work"
+        ) as caught:
+            await lost
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        assert await batcher.submit(2) == 2
+
+
 async def test_too_few_responses_are_an_error_and_not_a_wrong_answer() -> None:
     async def lose_one(requests: list[int]) -> list[int]:
         return requests[1:]
@@ -207,7 +225,7 @@ async def test_closing_tells_whoever_still_waits() -> None:
             await batcher.submit(3)
 
 
-async def test_stats_count_batches_by_size_and_requests_by_waiting_time() -> None:
+async def test_stats_count_batches_by_size() -> None:
     gate = Gate()
     async with asyncio.timeout(5), DynamicBatcher(gate.run, max_batch=2) as batcher:
         for _ in range(3):
@@ -215,8 +233,6 @@ async def test_stats_count_batches_by_size_and_requests_by_waiting_time() -> Non
         await asyncio.gather(*(batcher.submit(number) for number in range(5)))
         stats = batcher.stats()
     assert (stats.num_batches, stats.num_requests, stats.batch_sizes) == (3, 5, {1: 1, 2: 2})
-    assert sum(stats.waits) == 5
-    assert stats.mean_batch_size == pytest.approx(5 / 3)
     assert 0 <= stats.busy_share <= 1
 
 

@@ -16,6 +16,7 @@ from vla_rl.types import (
     Completion,
     EnvSpec,
     EpisodeSpec,
+    FinishReason,
     Message,
     Sampling,
     StopReason,
@@ -170,6 +171,43 @@ async def test_a_reply_that_never_comes_ends_the_episode_at_the_deadline() -> No
     assert len(trajectory.steps) == 1
 
 
+class Quitter(Speaker):
+    """Its n-th reply is given up after some tokens, or ends without any."""
+
+    def __init__(self, quits_at: int, finish_reason: FinishReason, num_tokens: int) -> None:
+        super().__init__()
+        self.quits_at, self.finish_reason, self.num_tokens = quits_at, finish_reason, num_tokens
+
+    async def generate(self, messages: Sequence[Message], **options: Any) -> Completion:
+        reply = await super().generate(messages, **options)
+        if len(self.heard) < self.quits_at:
+            return reply
+        num = self.num_tokens
+        return msgspec.structs.replace(
+            reply,
+            tokens=reply.tokens[:num],
+            log_probs=reply.log_probs[:num],
+            weight_versions=reply.weight_versions[:num],
+            finish_reason=self.finish_reason,
+        )
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+async def test_a_reply_that_is_given_up_ends_the_episode_with_the_turns_before_it(num_tokens: int) -> None:
+    env = Counting(9)
+    trajectory = await play(env, Quitter(3, "aborted", num_tokens))
+    assert trajectory.stop_reason is StopReason.ABORTED
+    assert trajectory.stop_reason.is_cut_off
+    assert len(trajectory.steps) == env.num_steps == 2
+    with pytest.raises(PolicyError, match=f"has {num_tokens} tokens and finish_reason 'aborted', expected a whole one"):
+        await play(Counting(9), Quitter(1, "aborted", num_tokens))
+
+
+async def test_a_reply_without_a_token_is_an_error_of_the_policy() -> None:
+    with pytest.raises(PolicyError, match="a reply of 'policy' has 0 tokens and finish_reason 'stop', expected"):
+        await play(Counting(9), Quitter(2, "stop", 0))
+
+
 async def test_an_environment_that_never_begins_is_at_fault() -> None:
     with pytest.raises(EnvError, match=r"did not begin within reset_timeout_s=0.05"):
         await play(Counting(9, hangs_at=0), Speaker(), reset_timeout_s=0.05)
@@ -217,6 +255,15 @@ async def test_a_reply_whose_log_probs_are_no_numbers_is_named_at_once() -> None
         PolicyError, match=f"in an episode of '{EPISODE.task}' are not finite, with the weights after 5"
     ):
         await chat_agent(Counting(1), policy)
+
+
+async def test_a_turn_knows_the_temperature_at_which_it_was_said() -> None:
+    warm = msgspec.structs.replace(EPISODE, sampling=Sampling(temperature=1.3))
+    policy = EpisodePolicy(Speaker(), warm)
+    trajectory = await chat_agent(Counting(1), policy)
+    assert trajectory.steps[0].chunk.temperature == 1.3
+    colder = await policy.generate([Message(role="user", content="count")], sampling=Sampling(temperature=0.7))
+    assert colder.temperature == 0.7
 
 
 async def test_each_agent_of_a_team_has_seeds_of_its_own() -> None:

@@ -96,6 +96,18 @@ def test_asking_again_for_a_broken_off_update_gives_the_same_groups_and_then_the
     run_in_simulated_time(main())
 
 
+def test_an_update_beyond_the_last_one_is_refused_because_nothing_is_played_for_it() -> None:
+    async def main() -> None:
+        setup = Setup(num_updates=2)
+        async with setup.opened():
+            await setup.update()
+            await setup.update()
+            with pytest.raises(ValueError, match="update 2 is not one of the run's 2, counted from 0"):
+                await setup.collect(2)
+
+    run_in_simulated_time(main())
+
+
 def test_groups_that_were_not_handed_over_cannot_be_trained() -> None:
     async def main() -> None:
         setup = Setup()

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from rollout_fakes import Faults, LatencyPool, Setup
 
@@ -96,6 +97,25 @@ def test_a_timeout_of_the_agents_own_is_a_bug_and_not_a_lost_episode() -> None:
         run_in_simulated_time(main())
 
 
+def test_an_agent_whose_work_is_cancelled_by_others_ends_the_run_and_is_named() -> None:
+    async def agent(env: Env, policy: Policy) -> Trajectory:
+        if env.episode.episode_id == 2:
+            shared = asyncio.get_running_loop().create_future()
+            shared.cancel()
+            await shared
+        return await embodied_agent(env, policy)
+
+    async def main() -> None:
+        setup = Setup(agent=agent)
+        async with setup.opened():
+            await setup.collect(0)
+
+    with pytest.raises(
+        RuntimeError, match=r"was cancelled while playing episode 2 \(task-.*nobody cancelled the episode"
+    ):
+        run_in_simulated_time(main())
+
+
 def test_a_death_inside_an_agents_own_task_group_is_a_lost_episode_too() -> None:
     async def agent(env: Env, policy: Policy) -> Trajectory:
         async with asyncio.TaskGroup() as tasks:
@@ -124,6 +144,21 @@ def test_an_agent_that_returns_something_else_is_told_what_was_expected() -> Non
     with pytest.raises(ValueError, match="returned 'str', expected the Trajectory of episode 0") as caught:
         run_in_simulated_time(main())
     assert "another episode failed too: ValueError: the agent returned 'str'" in caught.value.__notes__[0]
+
+
+def test_an_episode_without_a_decision_is_refused_by_name() -> None:
+    async def agent(env: Env, policy: Policy) -> Trajectory:
+        return msgspec.structs.replace(await embodied_agent(env, policy), steps=())
+
+    async def main() -> None:
+        setup = Setup(agent=agent)
+        async with setup.opened():
+            await setup.collect(0)
+
+    with pytest.raises(
+        ValueError, match=r"a Trajectory without steps for episode \d+ .*expected at least one decision"
+    ):
+        run_in_simulated_time(main())
 
 
 def test_a_filter_that_keeps_nothing_says_so_and_ends_the_run_instead_of_playing_for_ever(

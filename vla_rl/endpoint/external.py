@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from vla_rl.actors.environment import inherited_environment
 from vla_rl.endpoint.server import Endpoint
 from vla_rl.endpoint.session import Session
 from vla_rl.errors import ActorFrozen, EnvError
@@ -129,7 +130,7 @@ class _Program:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key},
+            env={**inherited_environment(), "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key},
             start_new_session=True,
         )
         try:

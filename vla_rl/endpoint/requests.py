@@ -1,7 +1,8 @@
 """What a client asks, in OpenAI's chat-completion format, as messages and tools; and what it may not ask.
 
-What only shapes sampling (`IGNORED`) is left to the training run, and the answer's header `x-vla-rl-ignored` names it. What
-would change what an answer means, and is not supported, is refused.
+What would change what an answer means, and is not supported, is refused. Everything else that is not read here, such as what
+shapes sampling, is left to the training run, to which the log-probs that are trained on belong; the answer's header
+`x-vla-rl-ignored` names it. A null is as good as nothing.
 """
 
 from typing import Any, Final, Literal
@@ -10,11 +11,8 @@ import msgspec
 
 from vla_rl.types import Message, ToolCall, ToolSpec
 
-IGNORED: Final = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "presence_penalty", "frequency_penalty", "logprobs",
-    "top_logprobs", "reasoning_effort", "parallel_tool_calls",
-)  # fmt: skip
-"""Sampling is the run's own: the log-probs that are trained on belong to it."""
+MOST_NAMED: Final = 32
+"""Ignored fields that the header names."""
 
 
 class RequestError(Exception):
@@ -37,9 +35,9 @@ class _TextPart(msgspec.Struct, tag_field="type", tag="text"):
 
 class _Function(msgspec.Struct):
     name: str
-    arguments: str = "{}"
-    description: str = ""
-    parameters: dict[str, Any] = {}
+    arguments: str | None = "{}"
+    description: str | None = ""
+    parameters: dict[str, Any] | None = None
 
 
 class _Call(msgspec.Struct):
@@ -61,19 +59,19 @@ class _Tool(msgspec.Struct):
 
 
 class _StreamOptions(msgspec.Struct):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class ChatRequest(msgspec.Struct):
     """The fields of a request that count here."""
 
     messages: list[_Message]
-    model: str = ""
+    model: str | None = ""
     tools: list[_Tool] | None = None
     tool_choice: Any = "auto"
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    stream: bool = False
+    stream: bool | None = False
     stream_options: _StreamOptions | None = None
     n: int | None = 1
     stop: Any = None
@@ -94,7 +92,9 @@ class ChatRequest(msgspec.Struct):
             return ()
         return tuple(
             ToolSpec(
-                name=tool.function.name, description=tool.function.description, parameters=tool.function.parameters
+                name=tool.function.name,
+                description=tool.function.description or "",
+                parameters=tool.function.parameters or {},
             )
             for tool in self.tools or ()
         )
@@ -116,14 +116,19 @@ def read_request(body: bytes) -> tuple[ChatRequest, tuple[str, ...]]:
         "stop": bool(request.stop),
         "response_format": request.response_format not in (None, {"type": "text"}),
         "tool_choice": request.tool_choice not in (None, "auto", "none"),
+        "functions": bool(raw.get("functions")),
+        "function_call": raw.get("function_call") not in (None, "auto", "none"),
+        "modalities": raw.get("modalities") not in (None, ["text"]),
+        "audio": raw.get("audio") is not None,
     }
     if wrong := [f"{name}={raw[name]!r}" for name, is_wrong in refused.items() if is_wrong]:
         raise RequestError(
-            f"{', '.join(wrong)} is not supported here; expected one choice, no stop sequences, plain text, and tool_choice "
-            "'auto' or 'none'.",
+            f"{', '.join(wrong)} is not supported here; expected one choice, no stop sequences, plain text, tools in "
+            "place of functions, and tool_choice 'auto' or 'none'.",
             code="unsupported_parameter",
         )
-    return request, tuple(name for name in IGNORED if raw.get(name) is not None)
+    ignored = [name for name, value in raw.items() if value is not None and name not in ChatRequest.__struct_fields__]
+    return request, tuple(ascii(name)[1:-1][:64] for name in ignored[:MOST_NAMED])  # as a header can have it
 
 
 def _message_of(message: _Message) -> Message:
@@ -134,7 +139,7 @@ def _message_of(message: _Message) -> Message:
         role="system" if message.role == "developer" else message.role,
         content=content or "",
         tool_calls=tuple(
-            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments or "{}")
             for call in message.tool_calls or ()
         ),
         tool_call_id=message.tool_call_id,

@@ -112,7 +112,7 @@ class Endpoint:
 
     async def _generate(self, session: Session, asked: ChatRequest) -> Completion:
         try:
-            agent, policy = session.policy_of(asked.model)
+            agent, policy = session.policy_of(asked.model or "")
         except KeyError as error:
             raise RequestError(
                 f"there is no model {asked.model!r}, expected one of {list(session.models or ())}.",
@@ -142,7 +142,7 @@ class Endpoint:
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers}
         )
         await response.prepare(request)
-        wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        wants_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
         model = asked.model or self._config.model
         for chunk in streamed_answer(completion, answer_id, model, include_usage=wants_usage):
             await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")

@@ -24,6 +24,10 @@ class FunctionKind(enum.Enum):
 
 def kind_of(node: Node, func: Any) -> FunctionKind:
     """How the node is run. Raises `NotAsync` for anything that is not async."""
+    if inspect.isclass(func):
+        raise NotAsync(
+            f"node {node.id!r}: {func.__qualname__} is a class, expected `async def`, or an instance with an async __call__"
+        )
     for candidate in (func, getattr(func, "__call__", None)):  # noqa: B004 - an object with an async __call__ will do
         if inspect.isasyncgenfunction(candidate):
             return FunctionKind.SOURCE

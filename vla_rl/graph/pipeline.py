@@ -129,19 +129,20 @@ class Pipeline:
         position = self._position(anchor)
         self._require_new(node)
         old = self._nodes[position]
-        wanted = set(old.reads.values())
-        writers = [other.id for other in self._nodes if wanted & set(other.writes)]
+        writers = self._writers_before(position)
         self._nodes[position] = _rerouted(replace(old, deps=_with(old.deps, node.id)), reroute or {})
         self._nodes.insert(position, replace(node, deps=_with(node.deps, *old.deps, *writers)))
         return self
 
     def remove_node(self, node_id: str, *, reroute: Mapping[str, str] | None = None) -> Self:
         """Take a node out. Who waited for it waits for what it waited for; `reroute` says what to read instead."""
-        gone = self._nodes.pop(self._position(node_id))
+        position = self._position(node_id)
+        before = (*self._nodes[position].deps, *self._writers_before(position))
+        gone = self._nodes.pop(position)
         for number, other in enumerate(self._nodes):
-            if node_id in other.deps:
+            if node_id in other.deps or set(gone.writes) & set(other.reads.values()):
                 others = tuple(dep for dep in other.deps if dep != node_id)
-                other = replace(other, deps=_with(others, *gone.deps))
+                other = replace(other, deps=_with(others, *before))
             self._nodes[number] = _rerouted(other, reroute or {})
         return self
 
@@ -156,6 +157,11 @@ class Pipeline:
         from vla_rl.graph.validation import build_graph
 
         return build_graph(self)
+
+    def _writers_before(self, position: int) -> list[str]:
+        """Ids of the nodes whose values the node at `position` waits for."""
+        wanted = set(self._nodes[position].reads.values())
+        return [other.id for other in self._nodes if wanted & set(other.writes)]
 
     def _position(self, node_id: str) -> int:
         for position, node in enumerate(self._nodes):

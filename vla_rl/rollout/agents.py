@@ -6,6 +6,7 @@ policies, think between steps, or drive the environment row by row; what it retu
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from vla_rl.types import ActionChunk, Env, Info, Observation, Policy, Step, StopReason, Trajectory
@@ -76,10 +77,10 @@ def owned_copy(value: Any) -> Any:
 
 def owned_chunk(chunk: ActionChunk) -> ActionChunk:
     """`chunk` with arrays of its own, so that keeping one row does not keep the whole batch it was computed in."""
-    return ActionChunk(
+    return msgspec.structs.replace(
+        chunk,
         actions=np.array(chunk.actions),
         tokens=np.array(chunk.tokens),
         log_probs=np.array(chunk.log_probs),
-        weight_version=chunk.weight_version,
         weight_versions=None if chunk.weight_versions is None else np.array(chunk.weight_versions),
     )

@@ -5,48 +5,41 @@ It waits for nobody: as soon as the runner is free it takes what is there. What 
 
     - requests are taken in the order in which they came, at most `max_batch` at a time, one batch at a time;
     - a waiter that was cancelled before its batch began is not in it;
-    - an exception of `run_batch` reaches the waiters of that batch, all of them and nobody else.
+    - an exception of `run_batch` reaches the waiters of that batch, all of them and nobody else; so does a cancellation of
+      what it awaits, as a RuntimeError.
 """
 
 import asyncio
-import bisect
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import msgspec
 
-from vla_rl.rollout.owned_tasks import leave
+from vla_rl.rollout.owned_tasks import is_being_cancelled, leave
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
-WAIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Upper bounds of the wait-time histogram's buckets; the last bucket is open."""
-
 
 class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batcher did since it was opened."""
+    """What an engine did since it was opened."""
 
     num_batches: int
+    """Pieces of work: batches of decisions, or stretches of a few tokens of the replies that run together."""
+
     num_requests: int
+    """Requests that were taken up into a batch."""
+
     busy_share: float
-    """Share of the time during which a batch was being run."""
+    """Share of the time with a piece of work running."""
 
     num_queued: int
     """Requests that wait for a batch now."""
 
     batch_sizes: dict[int, int]
-    """How many batches had each size."""
-
-    waits: tuple[int, ...]
-    """Requests by time from arrival to the start of their batch; one bucket for each of `WAIT_BOUNDS_S`, and one beyond."""
-
-    @property
-    def mean_batch_size(self) -> float:
-        """Requests per batch; 0 before the first."""
-        return self.num_requests / self.num_batches if self.num_batches else 0.0
+    """How many pieces of work had each number of requests in them; a reply is in one piece after the other."""
 
 
 class _Waiter(Generic[Request, Response]):
@@ -95,7 +88,6 @@ class DynamicBatcher(Generic[Request, Response]):
         self._opened_at = self._busy_s = 0.0
         self._running_since: float | None = None
         self._batch_sizes: dict[int, int] = {}
-        self._waits = [0] * (len(WAIT_BOUNDS_S) + 1)
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
@@ -118,9 +110,7 @@ class DynamicBatcher(Generic[Request, Response]):
             await leave(self._tasks, kind, error, traceback)
         finally:
             self._runner = None
-            for waiter in self._queue.values():
-                if not waiter.answer.done():
-                    waiter.answer.set_exception(self._closed())
+            _fail(self._queue.values(), self._closed())
 
     async def submit(self, request: Request) -> Response:
         """The response to `request`, once a batch has answered it. Waits while the queue is full.
@@ -128,7 +118,7 @@ class DynamicBatcher(Generic[Request, Response]):
         Raises: whatever `run_batch` raised for the batch this request was in; RuntimeError if the batcher is not open.
         """
         await self._room.acquire()
-        if self._runner is None:
+        if self._runner is None or self._runner.done():
             self._room.release()
             raise self._closed()
         ticket = next(self._tickets)
@@ -152,7 +142,6 @@ class DynamicBatcher(Generic[Request, Response]):
             busy_share=busy_s / (now - self._opened_at) if now > self._opened_at else 0.0,
             num_queued=len(self._queue),
             batch_sizes=dict(sorted(batch_sizes.items())),
-            waits=tuple(self._waits),
         )
 
     def _closed(self) -> RuntimeError:
@@ -181,14 +170,12 @@ class DynamicBatcher(Generic[Request, Response]):
 
     def _take(self) -> list[_Waiter[Request, Response]]:
         """Take the next batch from the queue, leaving out who was cancelled since."""
-        now = self._loop.time()
         batch: list[_Waiter[Request, Response]] = []
         while self._queue and len(batch) < self._max_batch:
             waiter = self._queue.pop(next(iter(self._queue)))
             self._room.release()
             if not waiter.answer.done():
                 batch.append(waiter)
-                self._waits[bisect.bisect_left(WAIT_BOUNDS_S, now - waiter.arrived_at)] += 1
         if not self._queue:
             self._arrived.clear()
         return batch
@@ -202,10 +189,16 @@ class DynamicBatcher(Generic[Request, Response]):
                 raise ValueError(
                     f"run_batch gave {len(responses)} responses to {len(batch)} requests, expected one each"
                 )
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            lost = RuntimeError(
+                f"a batch of {self._name!r} was lost: what computes it cancelled the work; was it closed before the batcher?"
+            )
+            lost.__cause__ = error
+            _fail(batch, lost)
         except Exception as error:
-            for waiter in batch:
-                if not waiter.answer.done():
-                    waiter.answer.set_exception(error)
+            _fail(batch, error)
         else:
             for waiter, response in zip(batch, responses, strict=True):
                 if not waiter.answer.done():
@@ -213,6 +206,10 @@ class DynamicBatcher(Generic[Request, Response]):
         finally:
             self._busy_s += self._loop.time() - self._running_since
             self._running_since = None
-            for waiter in batch:
-                if not waiter.answer.done():
-                    waiter.answer.set_exception(self._closed())
+            _fail(batch, self._closed())
+
+
+def _fail(waiters: Iterable[_Waiter[Request, Response]], error: Exception) -> None:
+    for waiter in waiters:
+        if not waiter.answer.done():
+            waiter.answer.set_exception(error)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from vla_rl.errors import ConfigError, ContextOverflow, EnvError
+from vla_rl.errors import ConfigError, ContextOverflow, EnvError, PolicyError
 from vla_rl.rollout.agents import stop_reason
 from vla_rl.types import (
     ActionChunk,
@@ -79,7 +79,9 @@ async def chat_agent(
         turn. `info` is that of the environment's last answer, with `num_turns`,
         `num_tokens` and `last_reply`, the text of the last turn.
     Raises: ContextOverflow where the very first prompt leaves no room; EnvError where the environment does not begin in
-        time, or asks for an agent that has no policy; TimeoutError where the very first reply does not come in time.
+        time, or asks for an agent that has no policy; TimeoutError where the very first reply does not come in time;
+        PolicyError where the engine gives that one up, or any reply has no token. One that is given up later ends the
+        episode with the turns before it, as half a reply is none to learn from.
     """
     episode = _Conversation(env, policy, limits or ChatLimits())
     return await episode.play()
@@ -148,7 +150,7 @@ class _Conversation:
         speaker = self._policy_of(agent)
         generation = speaker.generate(self._messages[agent], tools=self._tools.get(agent, ()), max_tokens=budget)
         try:
-            return await _within(self._limits.reply_timeout_s, generation)
+            reply = await _within(self._limits.reply_timeout_s, generation)
         except ContextOverflow:
             if not self._steps:
                 raise
@@ -159,6 +161,14 @@ class _Conversation:
                     f"the first reply did not come within reply_timeout_s={self._limits.reply_timeout_s}"
                 ) from error
             return StopReason.DEADLINE
+        if reply.finish_reason == "aborted" and self._steps:
+            return StopReason.ABORTED
+        if reply.finish_reason == "aborted" or not len(reply.tokens):
+            raise PolicyError(
+                f"a reply of {agent!r} has {len(reply.tokens)} tokens and finish_reason {reply.finish_reason!r}, expected a "
+                "whole one of at least one token; look at what the engine gives up, and ask it again there"
+            )
+        return reply
 
     async def _answer(self, message: Message) -> TextOutcome | None:
         """What the environment says to a reply; None where it took too long."""
@@ -175,6 +185,7 @@ class _Conversation:
             log_probs=reply.log_probs,
             weight_version=int(reply.weight_versions.min()),
             weight_versions=reply.weight_versions,
+            temperature=reply.temperature,
         )
         observation = {"prompt_tokens": reply.prompt_tokens}
         earned = np.array([reward + self._owed.pop(agent, 0.0)], np.float32)

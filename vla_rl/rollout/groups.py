@@ -1,16 +1,19 @@
 """Where groups come from: the data set of starts, shuffled anew each epoch, without end, resumable at any point.
 
 A start is one task and one initial state; a group plays it `group_size` times, alike in everything but the policy's seeds.
-What always holds: after N epochs every start was given out N times; one that was lost comes back before anything else, with
-its attempt count; two sources of the same starts and seed give the same groups, and a restored one goes on where it was.
+What always holds: after N epochs every start was given out N times; one that was lost comes back before anything else; two
+sources of the same starts and seed give the same groups, and a restored one goes on where it was.
 """
 
+import hashlib
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from vla_rl.errors import ConfigError
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
@@ -38,22 +41,18 @@ class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     start_index: int
     """Position of the start in the source's `starts`."""
 
-    attempt: int
-    """How often this start was given out before, in this epoch, and lost."""
-
     episodes: tuple[EpisodeSpec, ...]
     """In order of `member`."""
 
 
 class ReturnedStart(msgspec.Struct, frozen=True, array_like=True):
-    """A start that was lost and waits to be given out again, as attempt number `attempt`."""
+    """A start that was lost and waits to be given out again."""
 
     start_index: int
-    attempt: int
 
 
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a `GroupSource` stands."""
+    """Where a `GroupSource` stands, and what it gives out; a state saved before the latter was noted has None there."""
 
     num_starts: int
     epoch: int
@@ -62,6 +61,11 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
 
     next_group_id: int
     returned: tuple[ReturnedStart, ...] = ()
+    group_size: int | None = None
+    num_greedy: int | None = None
+    seed: int | None = None
+    starts_digest: str | None = None
+    """Of the starts in their order, and of their kinds."""
 
 
 class GroupSource:
@@ -96,6 +100,7 @@ class GroupSource:
             raise ConfigError(f"{len(kinds)} kinds for {len(starts)} starts, expected one for each")
         self._starts, self._group_size, self._seed = tuple(starts), group_size, seed
         self._kinds = kinds
+        self._starts_digest = _digest_of(self._starts, kinds)
         self._sampling = sampling if sampling is not None else Sampling()
         self._num_sampled = group_size - num_greedy
         self._returned: deque[ReturnedStart] = deque()
@@ -115,10 +120,9 @@ class GroupSource:
     def next_group(self) -> GroupPlan:
         """The next group; a returned start first, then the next one of the epoch."""
         if self._returned:
-            again = self._returned.popleft()
-            start_index, attempt = again.start_index, again.attempt
+            start_index = self._returned.popleft().start_index
         else:
-            start_index, attempt = self._order[self._position], 0
+            start_index = self._order[self._position]
             self._position += 1
             if self._position == len(self._order):
                 self._epoch, self._position = self._epoch + 1, 0
@@ -126,28 +130,38 @@ class GroupSource:
         group_id = self._next_group_id
         self._next_group_id += 1
         episodes = tuple(self._episode(start_index, group_id, member) for member in range(self._group_size))
-        return GroupPlan(group_id=group_id, start_index=start_index, attempt=attempt, episodes=episodes)
+        return GroupPlan(group_id=group_id, start_index=start_index, episodes=episodes)
 
     def give_back(self, plan: GroupPlan) -> None:
-        """Take back the start of a group that was lost untrained; it is given out again with one attempt more."""
-        self._returned.append(ReturnedStart(plan.start_index, plan.attempt + 1))
+        """Take back the start of a group that was lost untrained; it is given out again."""
+        self._returned.append(ReturnedStart(plan.start_index))
 
     def state(self) -> SourceState:
-        """Where the source stands; `restore` it into a source of the same starts, group size and seed."""
+        """Where the source stands; `restore` it into a source of the same starts, kinds, group size and seed."""
         return SourceState(
             num_starts=len(self._starts),
             epoch=self._epoch,
             position=self._position,
             next_group_id=self._next_group_id,
             returned=tuple(self._returned),
+            group_size=self._group_size,
+            num_greedy=self._group_size - self._num_sampled,
+            seed=self._seed,
+            starts_digest=self._starts_digest,
         )
 
     def restore(self, state: SourceState) -> None:
-        """Go on where `state` was taken. Raises: ConfigError if it is of another number of starts."""
-        if state.num_starts != len(self._starts):
+        """Go on where `state` was taken. Raises: ConfigError if it is of a source that gives out other groups."""
+        own = self.state()
+        differ = [
+            f"{name} {saved!r}, now {getattr(own, name)!r}"
+            for name in ("num_starts", "group_size", "num_greedy", "seed", "starts_digest")
+            if (saved := getattr(state, name)) not in (None, getattr(own, name))
+        ]
+        if differ:
             raise ConfigError(
-                f"the saved data cursor is of {state.num_starts} starts, this source has {len(self._starts)}; "
-                "resume with the same tasks and initial states, or begin a new run"
+                f"the checkpoint gives out other groups than this run would: it was saved with {'; '.join(differ)}. "
+                "Resume with the tasks, initial states, group size and seed of the checkpoint, or begin a new run"
             )
         self._epoch, self._position, self._next_group_id = state.epoch, state.position, state.next_group_id
         self._returned = deque(state.returned)
@@ -173,6 +187,25 @@ class GroupSource:
                 self._sampling, greedy=self._sampling.greedy or member >= self._num_sampled
             ),
         )
+
+
+def _digest_of(starts: Sequence[TaskStart], kinds: Sequence[str] | None) -> str:
+    """Of what is played, in which order; settings of the environment, such as where its files lie, may change."""
+    played = [(start.env.id, start.task, start.seed, _plain(start.options)) for start in starts]
+    return hashlib.blake2b(repr((played, kinds)).encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A value whose `repr` is the same in every process and tells it from others; of an object, its type alone."""
+    if isinstance(value, Mapping):
+        return sorted((repr(key), _plain(inner)) for key, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()
+    if isinstance(value, (str, bytes, int, float, np.generic, NoneType)):
+        return value.item() if isinstance(value, np.generic) else value
+    return type(value).__qualname__
 
 
 def _taking_turns(order: Sequence[int], kinds: Sequence[str]) -> list[int]:

@@ -1,7 +1,13 @@
-"""Leaving a task group that another object owns, so that one error is raised as itself."""
+"""Tasks that an object owns: leaving their group so that one error is raised as itself, and telling why one is cancelled."""
 
 import asyncio
 from types import TracebackType
+
+
+def is_being_cancelled() -> bool:
+    """Whether someone asked the running task to end; else a CancelledError came out of what it awaited, and is an error."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def leave(

@@ -3,6 +3,7 @@
 import asyncio
 
 from vla_rl.errors import ActorDied, ActorFrozen, VlaRlError
+from vla_rl.rollout.owned_tasks import is_being_cancelled
 from vla_rl.rollout.policies import AnyEngine, DecisionGauge, policy_for
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Trajectory
 
@@ -41,7 +42,9 @@ async def play_episode(
     """Play `episode` once.
 
     Raises: EpisodeLost where a process died or froze, or the episode took longer than `timeout_s` from its lease on;
-    whatever else the agent or the environment raises, with a note that names the episode.
+    RuntimeError where what the agent awaited was cancelled by another part; ValueError where it returned anything but the
+    trajectory of this episode, with at least one step; whatever else the agent or the environment raises, with a note that
+    names the episode.
     """
     policy = policy_for(engine, episode, gauge)
     deadline = asyncio.timeout(None)
@@ -50,6 +53,13 @@ async def play_episode(
             if timeout_s is not None:
                 deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
             trajectory = await agent(env, policy)
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        raise RuntimeError(
+            f"what the agent awaited was cancelled while playing {describe(episode)}, and nobody cancelled the episode; an "
+            "agent that cancels a task of its own handles the CancelledError of awaiting it"
+        ) from error
     except ActorDied as death:
         raise _lost_to(death, episode) from death
     except TimeoutError as error:
@@ -70,6 +80,11 @@ async def play_episode(
         played = trajectory.episode.episode_id if isinstance(trajectory, Trajectory) else type(trajectory).__name__
         raise ValueError(
             f"the agent returned {played!r}, expected the Trajectory of {describe(episode)}; use env.episode"
+        )
+    if not trajectory.steps:
+        raise ValueError(
+            f"the agent returned a Trajectory without steps for {describe(episode)}, expected at least one decision; an "
+            "agent that cannot decide anything raises an error that says why"
         )
     return trajectory
 

@@ -120,7 +120,7 @@ class EpisodePolicy:
         self._num_decisions = 0
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk. Without `sampling`: the episode's own, with this decision's seed.
+        """Choose an action chunk. Without `sampling`: the episode's own. Its seed is always this decision's.
 
         Raises: PolicyError where a log-prob is NaN or infinite.
         """
@@ -128,7 +128,7 @@ class EpisodePolicy:
         with self._deciding(sampling) as chosen:
             chunk = await engine.act(observation, chosen)
         self._require_numbers(chunk.log_probs, chunk.weight_version)
-        return chunk
+        return msgspec.structs.replace(chunk, temperature=chosen.temperature)
 
     async def generate(
         self,
@@ -138,7 +138,7 @@ class EpisodePolicy:
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
     ) -> Completion:
-        """The next message of a conversation. Without `sampling`: the episode's own, with this decision's seed.
+        """The next message of a conversation. Without `sampling`: the episode's own. Its seed is always this decision's.
 
         Its tool calls have ids that no earlier one of the conversation has, whatever the engine's chat format called them.
 
@@ -148,7 +148,8 @@ class EpisodePolicy:
         with self._deciding(sampling) as chosen:
             reply = await engine.generate(messages, tools=tools, sampling=chosen, max_tokens=max_tokens)
         self._require_numbers(reply.log_probs, engine.weight_version)
-        return msgspec.structs.replace(reply, message=with_unique_call_ids(reply.message, messages))
+        message = with_unique_call_ids(reply.message, messages)
+        return msgspec.structs.replace(reply, message=message, temperature=chosen.temperature)
 
     def _require_numbers(self, log_probs: np.ndarray, version: int) -> None:
         if not np.isfinite(log_probs).all():
@@ -160,14 +161,13 @@ class EpisodePolicy:
     @contextmanager
     def _deciding(self, sampling: Sampling | None) -> Iterator[Sampling]:
         """Count a decision while it is made, and give the sampling it is made with."""
-        if sampling is None:
-            seed = derive_seed(self._episode.policy_seed, self._num_decisions)
-            sampling = msgspec.structs.replace(self._episode.sampling, seed=seed)
+        seed = derive_seed(self._episode.policy_seed, self._num_decisions)
+        chosen = msgspec.structs.replace(self._episode.sampling if sampling is None else sampling, seed=seed)
         self._num_decisions += 1
         self._gauge.enter(self._clock())
         wait = begin_wait(f"episode {self._episode.episode_id}", on="the policy")
         try:
-            yield sampling
+            yield chosen
         finally:
             end_wait(wait)
             self._gauge.leave(self._clock())

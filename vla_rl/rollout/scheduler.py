@@ -132,10 +132,16 @@ class EpisodeScheduler:
         Args:
             update: counted from 0; the update that makes version `update + 1` out of version `update`.
 
-        Raises: ValueError if the update was trained already; RuntimeError if the scheduler is not open, or is closed.
+        Raises: ValueError if the update was trained already, or is none of the run's `num_updates`; RuntimeError if the
+        scheduler is not open, or is closed.
         """
         if update < self.version:
             raise ValueError(f"update {update} was trained already, the next one is {self.version}")
+        if self._num_updates is not None and update >= self._num_updates:
+            raise ValueError(
+                f"update {update} is not one of the run's {self._num_updates}, counted from 0, and no episode is played for "
+                "it; stop there, or make the scheduler with more num_updates"
+            )
         for place in range(self._config.groups_per_update):
             while len(self._handed.get(update, ())) <= place:
                 if not self._select_for(update):

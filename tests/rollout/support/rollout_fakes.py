@@ -173,12 +173,15 @@ class Setup:
         pool: LatencyPool | None = None,
         agent: Agent = embodied_agent,
         keep: object = None,
+        num_updates: int | None = None,
         **settings: object,
     ) -> None:
         self.pool = pool if pool is not None else LatencyPool(4)
         self.engine = CountingEngine()
         config = SchedulerConfig(**{"groups_per_update": 2, "max_staleness": 1, **settings})
-        self.scheduler = EpisodeScheduler(self.pool, self.engine, agent, source(), config, keep=keep)
+        self.scheduler = EpisodeScheduler(
+            self.pool, self.engine, agent, source(), config, keep=keep, num_updates=num_updates
+        )
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[EpisodeScheduler]:
