@@ -1,11 +1,15 @@
 """Videos: the right episodes, real frames, and no harm to the run when one fails."""
 
 import logging
+import os
+import signal
 import threading
+from collections.abc import Iterator
 
 import cv2
 import numpy as np
 import pytest
+from processes import all_end, children_of
 
 from vla_rl.observe import VideoChoice, VideoRecorder, video_name, write_video
 from vla_rl.observe.captions import with_caption
@@ -116,6 +120,21 @@ def test_frames_that_change_size_are_refused_and_leave_nothing(tmp_path) -> None
     frames = iter([np.zeros((16, 16, 3), np.uint8), np.zeros((16, 18, 3), np.uint8)])
     with pytest.raises(ValueError, match=r"frame 1 is \(16, 18, 3\), expected \(16, 16, 3\)"):
         encode_mp4(tmp_path / "video.mp4", frames, 5.0)
+
+
+def test_a_wrong_frame_is_what_is_told_when_ffmpeg_is_gone_as_well(tmp_path) -> None:
+    others = children_of(os.getpid())
+
+    def frames() -> Iterator[np.ndarray]:
+        yield np.zeros((16, 16, 3), np.uint8)
+        (ffmpeg,) = children_of(os.getpid()) - others
+        pidfd = os.pidfd_open(ffmpeg)
+        os.kill(ffmpeg, signal.SIGKILL)
+        assert all_end([pidfd], within_s=10)
+        yield np.zeros((16, 18, 3), np.uint8)
+
+    with pytest.raises(ValueError, match="frame 1 is"):
+        encode_mp4(tmp_path / "video.mp4", frames(), 5.0)
 
 
 def test_captions_of_any_length_keep_the_size() -> None:

@@ -1,5 +1,6 @@
 """Frames to an mp4 file, by the ffmpeg that imageio-ffmpeg ships."""
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,9 @@ def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: fl
             _, words = ffmpeg.communicate()
         except BaseException:
             ffmpeg.kill()
+            assert ffmpeg.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                ffmpeg.stdin.close()  # what its buffer holds has no reader, which is not the error to tell
             raise
     if ffmpeg.returncode != 0:
         raise OSError(

@@ -60,14 +60,7 @@ class WandbSink:
     """
 
     def __init__(self, project: str, run_name: str, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb  # an extra, imported only where it is asked for
-        except ImportError as error:
-            raise ConfigError(
-                f"metrics of {run_name!r} should go to the wandb project {project!r}, but wandb is not installed; "
-                "install vla_rl[wandb] or leave the project out."
-            ) from error
-        self._run = wandb.init(project=project, name=run_name, config=dict(config))
+        self._run = import_wandb(project).init(project=project, name=run_name, config=dict(config))
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Log one update."""
@@ -76,6 +69,18 @@ class WandbSink:
     def close(self) -> None:
         """Upload the rest."""
         self._run.finish()
+
+
+def import_wandb(project: str) -> Any:
+    """The package, an extra that is imported only where it is asked for. Raises: ConfigError where it is not installed."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError(
+            f"metrics should go to the wandb project {project!r}, but wandb is not installed; install vla_rl[wandb] or "
+            "leave the project out."
+        ) from error
+    return wandb
 
 
 def _ends_with_newline(path: Path) -> bool:

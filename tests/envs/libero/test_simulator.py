@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,19 @@ from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.probe import probe_physics
 from vla_rl.envs.libero.simulator import load_simulator, refuse_wrong_mujoco
 from vla_rl.errors import EnvError
+
+
+def test_a_killed_process_leaves_no_folder_that_the_next_one_does_not_use(tmp_path: Path) -> None:
+    code = "import os; from vla_rl.envs.libero.simulator import load_simulator; load_simulator(); os._exit(9)"
+    environment = {key: value for key, value in os.environ.items() if key != "LIBERO_CONFIG_PATH"}
+    cache = Path(tempfile.gettempdir()) / f"vla_rl-{os.getuid()}"
+    warm = {"NUMBA_CACHE_DIR": str(cache / "numba"), "TMPDIR": str(tmp_path)}
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], env={**environment, **warm}, timeout=100, check=False)
+        assert done.returncode == 9
+    assert [folder.name for folder in tmp_path.iterdir()] == [f"vla_rl-{os.getuid()}"]
+    (folder,) = (tmp_path / f"vla_rl-{os.getuid()}").glob("libero-*")
+    assert [file.name for file in folder.iterdir()] == ["config.yaml"]
 
 
 def _choose_graphics(**variables: str) -> subprocess.CompletedProcess[str]:

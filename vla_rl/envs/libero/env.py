@@ -68,7 +68,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         without LIBERO; `EnvError` without OpenGL or with another MuJoCo.
     """
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012 - gymnasium declares it per instance
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20, "robot_type": "panda"}  # noqa: RUF012 - as gymnasium declares it
 
     def __init__(
         self,

@@ -5,15 +5,14 @@ one log file for all users of the machine, write compiled code beside the instal
 is there. All of it is settled in `load_simulator`, which every other module of this package goes through.
 """
 
-import atexit
 import contextlib
 import ctypes
 import functools
+import hashlib
 import importlib
 import importlib.util
 import json
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -134,11 +133,14 @@ def _cache_folder() -> Path:
 
 
 def _config_folder() -> str:
-    """A folder with LIBERO's config.yaml: the user's own where `LIBERO_CONFIG_PATH` has one, else a temporary one."""
+    """A folder with LIBERO's config.yaml: the user's own where `LIBERO_CONFIG_PATH` has one, else one in the cache folder
+    that all processes with this LIBERO share."""
     own = os.environ.get("LIBERO_CONFIG_PATH")
     if own and (Path(own) / "config.yaml").is_file():
         return own
-    folder, root = tempfile.mkdtemp(prefix="vla_rl-libero-"), libero_root()
+    root = libero_root()
+    folder = _cache_folder() / f"libero-{hashlib.sha256(str(root).encode()).hexdigest()[:16]}"
+    folder.mkdir(mode=0o700, exist_ok=True)
     paths = {
         "benchmark_root": root,
         "bddl_files": root / "bddl_files",
@@ -147,14 +149,10 @@ def _config_folder() -> str:
         "assets": root / "assets",
     }
     lines = (f"{key}: {json.dumps(str(path))}\n" for key, path in paths.items())
-    (Path(folder) / "config.yaml").write_text("".join(lines))
-    atexit.register(_remove_own, folder, os.getpid())
-    return folder
-
-
-def _remove_own(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child leaves it to the process that made it
-        shutil.rmtree(folder, ignore_errors=True)
+    part = folder / f"config.yaml.{os.getpid()}.part"
+    part.write_text("".join(lines))
+    os.replace(part, folder / "config.yaml")
+    return str(folder)
 
 
 @contextlib.contextmanager

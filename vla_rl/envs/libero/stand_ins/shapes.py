@@ -158,18 +158,5 @@ def prism(outline: Profile, depth: float, color: str, material: str = "") -> Geo
     return Geom("mesh", color=color, material=material, surface=Surface(tuple(front + back), tuple(faces)))
 
 
-def open_box(size: Vector, wall: float, color: str, material: str = "") -> Geoms:
-    """A box without a lid, standing on z = 0, seen and touched; `size` is its full outer extent."""
-    x, y, z = size
-    walls = [
-        *block((x, y, wall), (0.0, 0.0, wall / 2), color, material=material),
-        *block((wall, y, z - wall), ((x - wall) / 2, 0.0, (z + wall) / 2), color, material=material),
-        *block((wall, y, z - wall), (-(x - wall) / 2, 0.0, (z + wall) / 2), color, material=material),
-        *block((x - 2 * wall, wall, z - wall), (0.0, (y - wall) / 2, (z + wall) / 2), color, material=material),
-        *block((x - 2 * wall, wall, z - wall), (0.0, -(y - wall) / 2, (z + wall) / 2), color, material=material),
-    ]
-    return tuple(walls)
-
-
 def _whole(length: float) -> int:
     return round(length / _UNIT_M)
