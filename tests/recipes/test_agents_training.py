@@ -18,7 +18,7 @@ from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.grpo_pair import AgentsConfig, GrpoPairConfig, policies_of
-from vla_rl.recipes.grpo_text import starts_of
+from vla_rl.recipes.grpo_text import training_starts
 from vla_rl.recipes.pipelines import with_pipeline
 from vla_rl.recipes.team import Member, Team
 from vla_rl.recipes.training import Outcome, train
@@ -236,5 +236,5 @@ async def test_the_recipe_plays_a_pair_with_weights_of_their_own(tmp_path: Path)
     assert team.updates_per_turn == 2
     assert team.members["solver"].model is not team.members["checker"].model
     agent = functools.partial(chat_agent, limits=config.chat)
-    outcome = await train(config, starts_of(config, "train", 2), team, agent=agent)
+    outcome = await train(config, training_starts(config), team, agent=agent)
     assert outcome.progress.num_episodes == 2

@@ -50,6 +50,13 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     assert command.launch.dry_run
 
 
+def test_a_file_and_a_run_to_go_on_with_are_refused_together(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--config my\.toml and --resume runs/one were both given, expected one of them"
+    ):
+        parse_command(TrainingLaunch, RunSettings, "A run.", ["--config", "my.toml", "--resume", "runs/one"])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

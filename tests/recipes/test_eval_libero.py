@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,9 +17,18 @@ import pytest
 
 from vla_rl.data import open_dataset
 from vla_rl.errors import ConfigError, VlaRlError
+from vla_rl.recipes import eval_libero
 from vla_rl.recipes.command_line import Command
-from vla_rl.recipes.eval_libero import EvalLaunch, EvalLiberoConfig, main, write_results
-from vla_rl.recipes.evaluation import EpisodeResult
+from vla_rl.recipes.eval_libero import (
+    EvalLaunch,
+    EvalLiberoConfig,
+    ResultKeeper,
+    main,
+    title_of,
+    write_results,
+)
+from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, result_of
+from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
 EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]
 QUICK = ["--assets", "stand-ins", "--physics", "fast", "--quality", "fast", "--image-size", "64"]
@@ -28,6 +38,22 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [*EVAL, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False
     )
+
+
+def ended(init_state_id: int = 0) -> SimpleNamespace:
+    """An episode of one decision that failed: its trajectory, and its result."""
+    spec = EpisodeSpec(
+        episode_id=0, group_id=0, member=0, env=EnvSpec(id="vla_rl/libero_goal-v0"), task="libero_goal/3", seed=0,
+        policy_seed=0,
+    )  # fmt: skip
+    trajectory = Trajectory(
+        episode=spec,
+        steps=(),
+        final_observation={"instruction": "open it"},
+        stop_reason=StopReason.TIME_LIMIT,
+        info={"init_state_id": init_state_id, "scene_seed": 0},
+    )
+    return SimpleNamespace(trajectory=trajectory, result=result_of(trajectory))
 
 
 @pytest.mark.slow
@@ -119,8 +145,37 @@ def test_results_are_plain_json(tmp_path: Path) -> None:
         suite="libero_goal", task_id=3, task="libero_goal/3", instruction="open it", init_state_id=0, scene_seed=0,
         is_success=True, num_steps=90, attempts=1,
     )  # fmt: skip
-    write_results(tmp_path / "results.json", {"seed": 0}, [one], num_planned=1)
+    write_results(tmp_path / "results.json", {"seed": 0}, [one], num_planned=1, num_missing=0)
     found = msgspec.json.decode((tmp_path / "results.json").read_bytes())
     assert found["suites"]["libero_goal"]["success_rate"] == 1.0
     assert found["episodes"][0]["num_steps"] == 90
+    assert found["is_complete"]
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_an_interrupted_evaluation_says_that_it_is_incomplete(tmp_path: Path) -> None:
+    title = title_of("mine", {"assets": "stand-ins"}, num_planned=200, num_missing=197)
+    assert title == (
+        "mine, assets: stand-ins; incomplete: 3 of 200 episodes, those running were lost, so rates favour short ones"
+    )
+    assert title_of("mine", {"assets": "LIBERO"}, num_planned=3, num_missing=0) == "mine, assets: LIBERO"
+    write_results(tmp_path / "results.json", {}, [ended().result], num_planned=200, num_missing=199)
+    found = msgspec.json.decode((tmp_path / "results.json").read_bytes())
+    assert (found["is_complete"], found["missing_episodes"]) == (False, 199)
+
+
+async def test_a_video_that_cannot_be_written_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full_disk(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(eval_libero, "write_video", full_disk)
+    with ResultFile(tmp_path / "episodes.jsonl") as file:
+        keeper = ResultKeeper(EvalLiberoConfig(), file, tmp_path)
+        for state in (3, 4):
+            await keeper.keep(ended(state).trajectory)
+    with ResultFile(tmp_path / "episodes.jsonl") as file:
+        assert [key[1] for key in file.results] == [3, 4]
+    assert keeper.num_failed_videos == 2
+    assert "no space left; 2 failed so far" in caplog.text

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,19 +14,32 @@ from toy_runs import small_run
 from vla_rl.actors import Runtime
 from vla_rl.data import LeRobotWriter, read_lerobot
 from vla_rl.envs.text import TextPoolConfig
-from vla_rl.errors import ConfigError, EnvError, PolicyError
+from vla_rl.errors import ConfigError, DataError, EnvError, PolicyError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.recipes import plan, train_toy
+from vla_rl.recipes.agents import recorded, said_by
 from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
-from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, numbers_in, play_each, wilson_interval, within_range
+from vla_rl.recipes.evaluation import (
+    EpisodeResult,
+    ResultFile,
+    libero,
+    numbers_in,
+    play_each,
+    wilson_interval,
+    within_range,
+)
+from vla_rl.recipes.evaluation.conditions import conditions_of_play
 from vla_rl.recipes.evaluation.plan import planned_episodes
 from vla_rl.recipes.evaluation.results import by_task, summary_of
+from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.recording import EpisodeRecorder
 from vla_rl.recipes.srpo_toy import main
+from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.recipes.training import train
 from vla_rl.recipes.training_config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.watch_libero import RandomActions
-from vla_rl.rollout import EpisodeLost, TaskStart, embodied_agent
+from vla_rl.rollout import EpisodeLost, SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, Agent, Env, EnvSpec, EpisodeSpec, Observation, Policy, Sampling, Trajectory
 
@@ -122,10 +136,66 @@ async def test_an_agent_of_one_s_own_is_recorded_as_it_plays_by_chunks_and_pictu
     assert episode.actions.tolist() == [STILL] * 6
 
 
-async def test_an_episode_that_is_recorded_already_is_not_recorded_twice(tmp_path: Path) -> None:
+async def test_an_episode_that_is_recorded_already_is_not_recorded_twice_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for num in (1, 3):
-        await played(EpisodeRecorder(LeRobotWriter(tmp_path)).around(), toy_episodes(num))
+        recorder = EpisodeRecorder(LeRobotWriter(tmp_path), "mine")
+        await played(recorder.around(), toy_episodes(num))
     assert len(read_lerobot(tmp_path)) == 3
+    assert recorder.num_left_out == 1
+    assert "holds 'toy/0 init_state_id 0 seed 0 weights 0 run mine' already; 1 episodes of this run" in caplog.text
+
+
+async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_too(tmp_path: Path) -> None:
+    for run, engine in (("one", None), ("other", None), ("other", Fixed(STILL))):
+        await played(EpisodeRecorder(LeRobotWriter(tmp_path), run).around(), toy_episodes(1), engine=engine)
+    about = [episode.about for episode in read_lerobot(tmp_path)]
+    assert [(each["run"], each["weight_version"]) for each in about] == [("one", 0), ("other", 0), ("other", 4)]
+
+
+@pytest.mark.parametrize(
+    ("env", "fps", "robot"),
+    [
+        (TOY, 10, None),
+        (EnvSpec(id="CartPole-v1"), 50, None),
+        (EnvSpec(id="vla_rl/control-v0", kwargs={"env_id": "Pendulum-v1"}), 30, None),
+        (EnvSpec(id="vla_rl/libero_goal-v0", kwargs={"task_id": 2}), 20, "panda"),
+    ],
+)
+async def test_a_recording_has_the_rate_and_the_robot_of_its_environment(
+    env: EnvSpec, fps: float, robot: str | None, tmp_path: Path
+) -> None:
+    agent = await recorded(embodied_agent, str(tmp_path), [env, EnvSpec(id="text/arithmetic")], "mine")
+    assert agent is not embodied_agent
+    assert (said_by([env], "render_fps"), said_by([env], "robot_type")) == (fps, robot)
+
+
+async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    config = TrainToyConfig(
+        run=RunConfig(root=str(tmp_path / "runs"), updates=1, device="cpu", record_to=str(tmp_path / "data")),
+        simulators=SimulatorConfig(num_envs=2),
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+        step_limit=8,
+    )
+    for num_runs in (1, 2):
+        assert (
+            await train_toy.main(Command(TrainingLaunch(), msgspec.structs.replace(config, hidden=(8 * num_runs,))))
+            == 0
+        )
+        episodes = read_lerobot(tmp_path / "data")
+        assert len({episode.about["run"] for episode in episodes}) == num_runs
+    assert not episodes[0].frames
+    info = msgspec.json.decode((tmp_path / "data/meta/info.json").read_bytes())
+    assert (info["fps"], info["robot_type"]) == (50, None)
+
+
+async def test_environments_of_two_rates_do_not_fit_into_one_recording(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"render_fps differs: .*; one data set holds one"):
+        await recorded(embodied_agent, str(tmp_path), [TOY, EnvSpec(id="CartPole-v1")], "mine")
+    await played(EpisodeRecorder(LeRobotWriter(tmp_path, fps=20)).around(), toy_episodes(1))
+    with pytest.raises(DataError, match=r"fps is 10, .* says 20"):
+        await recorded(embodied_agent, str(tmp_path), [TOY], "mine")
 
 
 class Fixed:
@@ -326,3 +396,58 @@ async def test_a_run_from_python_records_the_episodes_of_its_own_agent(tmp_path:
 def test_conversations_are_not_recorded_and_that_is_said() -> None:
     with pytest.raises(ConfigError, match="record_to is 'data', expected none: conversations have no control steps"):
         TextTrainingConfig(run=RunConfig(record_to="data"), text=TextPoolConfig(num_envs=4))
+
+
+def without_libero(suite: str) -> Any:
+    raise ImportError("LIBERO is not installed; run `pip install it`.")
+
+
+def test_without_libero_an_evaluation_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libero, "list_tasks", without_libero)
+    with pytest.raises(ConfigError, match="suites: LIBERO is not installed; run `pip install it`"):
+        EvalLiberoConfig()
+    with pytest.raises(ConfigError, match="tasks: LIBERO is not installed"):
+        libero.tasks_in(("libero_goal",), "tasks")
+
+
+def test_a_suite_of_another_package_is_played_by_the_id_for_all_suites() -> None:
+    assert libero.suite_env("libero_goal", {"task_id": 2}) == EnvSpec(id="vla_rl/libero_goal-v0", kwargs={"task_id": 2})
+    swapped = libero.suite_env("libero_goal_swap", {"task_id": 2})
+    assert swapped == EnvSpec(id="vla_rl/libero-v0", kwargs={"suite": "libero_goal_swap", "task_id": 2})
+
+
+def test_conditions_are_how_episodes_are_played_and_not_which() -> None:
+    episodes = planned_episodes(
+        EvalLiberoConfig(checkpoint="theirs", init_states="0-1", tasks="0-1", scene_seeds="0-1", temperature=0.5)
+    )
+    assert len(episodes) == 8
+    assert conditions_of_play(episodes) == {
+        "assets": None, "image_size": 256, "physics": "exact", "quality": "exact", "step_limit": None, "temperature": 0.5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (EvalLiberoConfig(tasks="0", init_states="0"), (84, "fast")),
+        (EvalLiberoConfig(checkpoint="theirs", tasks="0", init_states="0"), (256, "exact")),
+        (EvalLiberoConfig(tasks="0", init_states="0", image_size=64, quality="exact"), (64, "exact")),
+    ],
+)
+def test_pictures_are_those_that_a_policy_was_taught_with_unless_others_are_asked_for(
+    config: EvalLiberoConfig, expected: tuple[int, str]
+) -> None:
+    (episode,) = planned_episodes(config)
+    assert (episode.env.kwargs["image_size"], episode.env.kwargs["quality"]) == expected
+
+
+def test_a_plan_names_the_gpu_only_where_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plan, "gpu_memory", lambda: [SimpleNamespace(name="H100")])
+    config = small_run(tmp_path)
+    footprint = EpisodeFootprint(what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1)
+    for device, computes in (("cpu", "(CPU)"), ("auto", "(H100)")):
+        on_device = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device))
+        plan.print_plan(on_device, footprint, 1, 1)
+        assert computes in capsys.readouterr().out

@@ -1,10 +1,12 @@
 """Training on one's own questions: the command as it is typed, and every bad row by its number and field."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -14,6 +16,7 @@ from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.observe import read_metrics
 from vla_rl.recipes.command_line import TrainingLaunch, parse_command
 from vla_rl.recipes.grpo_prompts import GrpoPromptsConfig, check_prompts, main, split_rows, starts_of
+from vla_rl.types import Message
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=128)
 ROWS: list[dict[str, Any]] = [
@@ -81,6 +84,8 @@ def test_parquet_does_as_well(tmp_path: Path) -> None:
         ({"prompt": "1?"}, r"row 1 \(line 2\) has no 'answer'; it has: 'prompt'"),
         ({"prompts": "1?", "answer": "1"}, r"row 1 \(line 2\) has no 'prompt'; did you mean 'prompts'\?"),
         ({"prompt": None, "answer": "1"}, r"row 1 \(line 2\) has no 'prompt'"),
+        ({"prompt": " ", "answer": "1"}, "'prompt' of row 1 of .* is empty, expected a question"),
+        ({"prompt": [{"role": "user", "content": ""}], "answer": "1"}, "'prompt' of row 1 of .* is empty"),
         ({"prompt": 7, "answer": "1"}, "'prompt' of row 1 of .* is neither a text nor a list of messages"),
         (
             {"prompt": "so long " * 200, "answer": "1"},
@@ -101,3 +106,35 @@ def test_too_few_rows_and_unknown_scorers_are_refused(tmp_path: Path) -> None:
         split_rows(msgspec.structs.replace(config_of(prompts, **fields), num_validation=8))
     with pytest.raises(ConfigError, match=r"scorer 'mat' is unknown; did you mean 'math'\?"):
         starts_of(config_of(prompts, scorer="mat", **fields), [0])
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [([], "is an empty list"), ("print(1)", "is no list of tests"), ([{"stdin": "1"}], "is no list of tests")],
+)
+def test_tests_of_programs_are_looked_at_before_anything_starts(tests: Any, message: str, tmp_path: Path) -> None:
+    rows = [{"prompt": "1?", "answer": [{"stdin": "", "stdout": "1"}]}, {"prompt": "2?", "answer": tests}]
+    config = config_of(write(tmp_path / "rows.jsonl", rows), scorer="code")
+    with pytest.raises(DataError, match=f"'answer' of row 1 of .*{message}"):
+        check_prompts(config, tiny(SHAPE, ["1?"], seed=0))
+
+
+class Strict:
+    """A policy whose chat template takes questions only."""
+
+    context_size = 128
+
+    def render(self, messages: Sequence[Message]) -> np.ndarray:
+        """Raises: ValueError for any other role."""
+        if roles := [message.role for message in messages if message.role != "user"]:
+            raise ValueError(f"the chat template refuses a conversation of roles {roles}")
+        return np.arange(4)
+
+
+def test_a_conversation_that_the_template_refuses_is_named_by_its_row(tmp_path: Path) -> None:
+    rows = [{"prompt": "1?", "answer": "1"}, {"prompt": [{"role": "tool", "content": "2?"}], "answer": "2"}]
+    config = config_of(write(tmp_path / "rows.jsonl", rows))
+    with pytest.raises(
+        DataError, match=r"'prompt' of row 1 of .*: the chat template refuses .* roles \['tool'\]; leave"
+    ):
+        check_prompts(config, Strict())  # type: ignore[arg-type]

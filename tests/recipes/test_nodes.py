@@ -102,7 +102,7 @@ async def test_long_episodes_lose_up_to_the_whole_factor() -> None:
 async def test_distance_from_the_reference_costs_where_it_is_taken() -> None:
     # behavior says -1 everywhere; the reference -3 for the first token, and something far off where nothing ran
     references = [np.array([[-3.0, -1.0], [-1.5, -99.0]], np.float32), np.array([[-1.0, -99.0]], np.float32)]
-    penalty = KlPenalty(KlRewardConfig(coef=0.5))
+    penalty = KlPenalty(KlRewardConfig(coef=0.5), max_staleness=0)
     output = await penalty(0, [PAIR], [[np.array([3.0, 4.0]), 0.5]], [references])
     assert [row.tolist() for row in output.batch[0]] == [[2.0, 3.75], [0.5]]
     assert output.metrics["reward/reference_kl"] == pytest.approx(2.5 / 4)  # over the four tokens that ran
@@ -115,13 +115,25 @@ async def test_an_update_that_is_made_again_has_the_coefficient_that_it_had() ->
     async def coefficient(penalty: KlPenalty, update: int) -> float:
         return (await penalty(update, [PAIR], [[1.0, 0.5]], [references])).metrics["reward/kl_coef"]
 
-    penalty, resumed = KlPenalty(config), KlPenalty(config)
-    first, second = await coefficient(penalty, 0), await coefficient(penalty, 1)
-    assert first == 0.5
-    assert second > first
-    resumed.restore(unpack(pack(penalty.state()), KlCoefficient))  # stopped before update 1 was learnt
-    assert await coefficient(resumed, 1) == second
-    assert await coefficient(resumed, 2) > second
+    penalty = KlPenalty(config, max_staleness=2)
+    played = [await coefficient(penalty, update) for update in range(5)]
+    assert played[0] == 0.5
+    assert played == sorted(set(played))
+    saved = pack(penalty.state())
+    played.append(await coefficient(penalty, 5))
+    for next_to_learn in (2, 3, 4, 5):  # updates are rewarded up to two ahead of the one that is learnt from
+        resumed = KlPenalty(config, max_staleness=2)
+        resumed.restore(unpack(saved, KlCoefficient))
+        assert [await coefficient(resumed, update) for update in range(next_to_learn, 6)] == played[next_to_learn:]
+
+
+async def test_a_coefficient_that_was_saved_without_those_before_it_is_still_read() -> None:
+    older = pack({"update": 1, "coef": 0.25, "next_coef": 0.75})
+    penalty = KlPenalty(KlRewardConfig(coef=0.5), max_staleness=1)
+    penalty.restore(unpack(older, KlCoefficient))
+    references = [np.zeros((2, 2), np.float32), np.zeros((1, 2), np.float32)]
+    output = await penalty(2, [PAIR], [[1.0, 0.5]], [references])
+    assert output.metrics["reward/kl_coef"] == 0.75
 
 
 async def test_advantages_compare_episodes_and_not_decisions() -> None:

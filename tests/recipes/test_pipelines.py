@@ -168,13 +168,15 @@ def test_srpo_is_refused_where_nothing_says_how_videos_are_embedded(tmp_path: Pa
         TrainingRun(plain, starts_of(toy), policy_of(toy))
 
 
-def test_a_loss_without_a_trust_region_is_refused_where_generation_runs_ahead(tmp_path: Path) -> None:
+def test_a_loss_without_a_trust_region_is_refused_where_it_would_see_data_of_older_weights(tmp_path: Path) -> None:
     config = small("grpo", tmp_path, learner=LearnerConfig(loss=PolicyLossConfig(name="ppo")))
     unbounded = msgspec.structs.replace(config, learner=LearnerConfig(loss=PolicyLossConfig(name="gpg")))
     assert unbounded.scheduler.max_staleness == 0
     ahead = SchedulerConfig(groups_per_update=2, max_staleness=1)
     with pytest.raises(ConfigError, match="no trust region"):
         msgspec.structs.replace(unbounded, scheduler=ahead, engine=EngineConfig())
+    with pytest.raises(ConfigError, match="an update has several optimizer steps"):
+        msgspec.structs.replace(unbounded, learner=msgspec.structs.replace(unbounded.learner, epochs=8))
 
 
 @pytest.mark.parametrize(

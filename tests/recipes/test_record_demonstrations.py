@@ -5,12 +5,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv
-from vla_rl.errors import ConfigError
-from vla_rl.recipes.record_demonstrations import RecordConfig
+from vla_rl.envs.libero.assets import Assets
+from vla_rl.errors import ConfigError, EnvError
+from vla_rl.recipes import record_demonstrations
+from vla_rl.recipes.record_demonstrations import RecordConfig, folder_of, note_settings
 
 
 @pytest.mark.parametrize(
@@ -18,6 +21,7 @@ from vla_rl.recipes.record_demonstrations import RecordConfig
     [
         ({"suite": "libero_90"}, "suite is 'libero_90', expected one of libero_object, libero_spatial"),
         ({"init_state_ids": (-1,)}, "expected numbers from 0 to 2147483647, at least one, or none"),
+        ({"task_ids": (1, 99)}, "task_id is 99, expected 0 to 9: libero_object has 10 tasks"),
         ({"scene_seeds": ()}, "expected at least one seed"),
         ({"workers": 0}, "workers is 0, expected >= 1 process"),
         ({"num": 0}, "num is 0, expected >= 1 episode"),
@@ -28,6 +32,38 @@ from vla_rl.recipes.record_demonstrations import RecordConfig
 def test_a_configuration_that_cannot_be_recorded_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RecordConfig(**changed)
+
+
+def test_a_folder_of_demonstrations_is_gone_on_with_only_as_it_was_recorded(tmp_path: Path) -> None:
+    assets = Assets(tmp_path / "assets", "configured")
+    config = RecordConfig(out=str(tmp_path / "demos"))
+    note_settings(config, assets)
+    note_settings(msgspec.structs.replace(config, num=40, workers=2, task_ids=(1, 2)), assets)
+    with pytest.raises(ConfigError, match=r"noise is 0\.0 now, but .*1\.settings\.json says 0\.25"):
+        note_settings(msgspec.structs.replace(config, noise=0.0), assets)
+    with pytest.raises(ConfigError, match=r"assets is .*others"):
+        note_settings(config, Assets(tmp_path / "others", "configured"))
+
+
+def test_demonstrations_of_unknown_settings_are_left_alone(tmp_path: Path) -> None:
+    config = RecordConfig(out=str(tmp_path))
+    folder = folder_of(config, 1)
+    folder.mkdir(parents=True)
+    (folder / "0000.npz").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"holds demonstrations, but .*1\.settings\.json is not there to say how"):
+        note_settings(config, Assets(tmp_path, "configured"))
+
+
+def test_an_environments_own_error_ends_it_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(command: object) -> int:
+        raise EnvError("mujoco is 3.9")
+
+    monkeypatch.setattr(record_demonstrations, "main", broken)
+    monkeypatch.setattr(sys, "argv", ["record_demonstrations"])
+    assert record_demonstrations.cli() == 2
+    assert capsys.readouterr().err == "error: mujoco is 3.9\n"
 
 
 @pytest.mark.slow

@@ -149,6 +149,14 @@ def test_the_recipe_plays_reaching_and_sums(tmp_path: Path) -> None:
     assert tasks == ["toy_reach/0"] * 2 + ["text/arithmetic"] * 6
 
 
+def test_a_recording_of_the_robot_does_not_keep_the_sums_away(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    recorded = msgspec.structs.replace(
+        config, run=msgspec.structs.replace(config.run, record_to=str(tmp_path / "data"))
+    )
+    assert starts_of(recorded) == starts_of(config)
+
+
 def test_a_run_of_one_kind_only_is_another_recipe(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"robot_share is 1\.0, expected between 0 and 1"):
         msgspec.structs.replace(config_of(tmp_path), robot_share=1.0)

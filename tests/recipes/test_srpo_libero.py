@@ -4,8 +4,10 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +18,8 @@ from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.recipes.command_line import TrainingLaunch, parse_command
-from vla_rl.recipes.evaluation import EpisodeResult, HeldOutJudge, read_held_out, write_strip
+from vla_rl.recipes.evaluation import EpisodeResult, HeldOutJudge, held_out, read_held_out, write_strip
+from vla_rl.recipes.evaluation.conditions import note_conditions
 from vla_rl.recipes.evaluation.held_out import HeldOutResult, results_path
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig, held_out_episodes, starting_policy, starts_of
@@ -27,7 +30,7 @@ from vla_rl.recipes.training import TrainingRun, train
 from vla_rl.recipes.training_config import RunConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import Config
+from vla_rl.types import Config, EpisodeSpec, Trajectory
 
 needs_assets = pytest.mark.skipif(
     "VLA_RL_LIBERO_ASSETS" not in os.environ, reason="VLA_RL_LIBERO_ASSETS names no folder of LIBERO's assets"
@@ -84,6 +87,74 @@ async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_on
     assert results_path(run).read_bytes() == whole
 
 
+def test_a_run_is_not_judged_with_other_assets_than_it_was(tmp_path: Path) -> None:
+    config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
+    run, episodes = RunDirectory.create(tmp_path, "run", config), held_out_episodes(config)
+    note_conditions(held_out.conditions_path(run), HeldOutJudge(episodes, assets="stand-ins").conditions)
+    HeldOutJudge(episodes, assets="stand-ins").check(run)
+    with pytest.raises(ConfigError, match=r"assets is 'LIBERO' now, but .* says 'stand-ins'"):
+        HeldOutJudge(episodes, assets="LIBERO").check(run)
+
+
+async def judged_by(run: RunDirectory, **changed: Any) -> None:
+    """The judge of a run, which has nothing to play any more."""
+    config = SrpoLiberoConfig(
+        tasks=("libero_goal/7",), held_out=HeldOutConfig(**{"init_states": "48-49", "step_limit": 16, **changed})
+    )
+    judge = HeldOutJudge(held_out_episodes(config))
+    judge.check(run)
+    for state in (48, 49):
+        result = EpisodeResult(
+            suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=state,
+            scene_seed=0, is_success=True, num_steps=7, attempts=1,
+        )  # fmt: skip
+        with results_path(run).open("ab") as file:
+            file.write(msgspec.json.encode(HeldOutResult(weight_version=1, result=result)) + b"\n")
+    await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"step_limit": 300}, r"step_limit is 300 now, but .*held_out_conditions\.json says 16"),
+        ({"physics": "fast"}, r"physics is 'fast' now, but .* says 'exact'"),
+    ],
+)
+async def test_held_out_results_of_other_conditions_are_never_put_beside_each_other(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path, "judged", Config())
+    await judged_by(run)
+    await judged_by(run)
+    with pytest.raises(ConfigError, match=message):
+        await judged_by(run, **changed)
+
+
+async def test_a_film_that_cannot_be_written_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def full_disk(run: RunDirectory, weight_version: int, trajectory: Trajectory) -> None:
+        raise OSError("no space left")
+
+    async def played(pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any) -> None:
+        for episode in missing:
+            await done(
+                SimpleNamespace(
+                    episode=episode, final_observation={"instruction": "turn on the stove"}, is_success=True,
+                    info={**episode.options, "scene_seed": 0}, num_env_steps=7,
+                )
+            )  # fmt: skip
+
+    monkeypatch.setattr(held_out, "play_each", played)
+    run = RunDirectory.create(tmp_path, "judged", Config())
+    config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
+    judge = HeldOutJudge(held_out_episodes(config), film=full_disk)
+    await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
+    assert [line.result.init_state_id for line in read_held_out(results_path(run))] == [48, 49]
+    assert judge.num_failed_films == 2
+    assert "no space left; 2 failed so far" in caplog.text
+
+
 def test_held_out_starts_are_not_those_of_training() -> None:
     config = SrpoLiberoConfig(
         tasks=("libero_object/1,4",), held_out=HeldOutConfig(init_states="48-49", scene_seeds="1-2")
@@ -115,13 +186,15 @@ def test_tasks_are_named_by_suite_and_number_each_played_once() -> None:
 
 
 def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_path: Path) -> None:
-    for config, quality in [
-        (SrpoLiberoConfig(), "fast"),
-        (SrpoLiberoConfig(policy=str(tmp_path)), "exact"),
-        (SrpoLiberoConfig(quality="exact"), "exact"),
-        (SrpoLiberoConfig(policy=str(tmp_path), quality="fast"), "fast"),
+    for config, quality, size in [
+        (SrpoLiberoConfig(), "fast", 84),
+        (SrpoLiberoConfig(policy=str(tmp_path)), "exact", 256),
+        (SrpoLiberoConfig(quality="exact", image_size=96), "exact", 96),
+        (SrpoLiberoConfig(policy=str(tmp_path), quality="fast"), "fast", 256),
     ]:
         assert {start.env.kwargs["quality"] for start in starts_of(config)} == {quality}
+        assert {start.env.kwargs["image_size"] for start in starts_of(config)} == {size}
+        assert {episode.env.kwargs["image_size"] for episode in held_out_episodes(config)} == {size}
         assert {episode.env.kwargs["quality"] for episode in held_out_episodes(config)} == {quality}
 
 

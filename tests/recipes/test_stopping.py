@@ -1,6 +1,8 @@
 """Being asked to stop: the work is cancelled and cleans up, what must not be cut in half is carried through."""
 
 import asyncio
+import os
+import signal
 
 import pytest
 
@@ -34,6 +36,15 @@ async def test_asked_to_stop_the_work_is_cancelled_and_its_clean_up_awaited() ->
         with StopSignal() as stop:
             await stop.unless_asked(work(stop))
     assert story == ["cleaned up"]
+
+
+async def test_a_signal_is_answered_with_what_stopping_does(capsys: pytest.CaptureFixture[str]) -> None:
+    for then in ("saving a checkpoint", "losing the episodes being played"):
+        async with asyncio.timeout(5):
+            with StopSignal(then) as stop:
+                os.kill(os.getpid(), signal.SIGINT)
+                await stop.unless_asked(asyncio.Event().wait())  # type: ignore[arg-type]
+        assert capsys.readouterr().err == f"SIGINT: stopping in order and {then}; once more stops at once\n"
 
 
 async def test_an_error_of_the_work_is_raised_as_it_is() -> None:

@@ -1,6 +1,9 @@
 """Language policies in the training loop that robots use: every pipeline runs, what pays is learnt, and a run goes on."""
 
 import functools
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +12,14 @@ import pytest
 
 from vla_rl.engines import CriticConfig, EngineConfig, LearnerConfig, OptimizerConfig
 from vla_rl.envs.text import TextPoolConfig
+from vla_rl.envs.text.tasks.arithmetic import draw_problem
 from vla_rl.errors import ConfigError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes import sft_text
 from vla_rl.recipes.command_line import Command, Launch
 from vla_rl.recipes.evaluation.validation import Validation, read_validation
+from vla_rl.recipes.grpo_text import GrpoTextConfig, training_starts, validation_starts
 from vla_rl.recipes.pipelines import with_pipeline
 from vla_rl.recipes.training import Outcome, train
 from vla_rl.recipes.training_config import RunConfig, TextTrainingConfig
@@ -99,3 +104,55 @@ async def test_nothing_is_taught_where_there_is_no_place_to_save_it(tmp_path: Pa
 async def test_a_policy_that_speaks_cannot_be_embedded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected an EmbodiedConfig"):
         await run(config_of(tmp_path, "embodied_srpo", updates=1))
+
+
+def small_sums(**fields: Any) -> GrpoTextConfig:
+    return GrpoTextConfig(**{"num_operators": 1, "num_digits": 1, "num_starts": 200, "num_validation": 40, **fields})
+
+
+def sums_of(starts: Sequence[TaskStart]) -> list[str]:
+    return [
+        draw_problem(start.seed, num_operators=1, num_digits=1, operators=start.env.kwargs["operators"]).text
+        for start in starts
+    ]
+
+
+def test_no_sum_is_trained_on_that_validation_plays_and_none_is_played_twice() -> None:
+    config = small_sums()
+    held_out, trained = sums_of(validation_starts(config)), sums_of(training_starts(config))
+    assert (len(trained), len(held_out), len(set(held_out))) == (200, 40, 40)
+    assert not set(trained) & set(held_out)
+
+
+def test_too_few_different_sums_are_refused() -> None:
+    # 10 x 10 sums, and of every number a from 0 to 9 the a + 1 differences that are not below 0: 155 in all
+    with pytest.raises(ConfigError, match="num_validation is 156, but only 155 different sums were found"):
+        validation_starts(small_sums(num_validation=156))
+    with pytest.raises(ConfigError, match="num_validation is 155, which leaves hardly a sum to train on"):
+        training_starts(small_sums(num_validation=155))
+
+
+async def test_problems_of_other_runs_are_never_put_beside_each_other(tmp_path: Path) -> None:
+    agent, config = (
+        functools.partial(chat_agent, limits=ChatLimits(max_reply=6)),
+        config_of(tmp_path, "grpo", updates=1),
+    )
+    first = await run(config, judge=Validation(STARTS[:1], 2, agent, Sampling()))
+    for judge, name in (
+        (Validation(STARTS[:1], 3, agent, Sampling()), "num_tries is 3 now, but .* says 2"),
+        (Validation(STARTS[1:2], 2, agent, Sampling()), "problems is .* now, but"),
+        (Validation(STARTS[:1], 2, agent, Sampling(temperature=0.5)), "temperature is 0.5 now, but .* says 1.0"),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            await run(config, judge=judge, resume=RunDirectory.resume(first.run.path))
+
+
+async def test_wandb_that_is_not_installed_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = config_of(tmp_path, "grpo", updates=1)
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, wandb_project="robots"))
+    with pytest.raises(ConfigError, match=r"install vla_rl\[wandb\] or leave the project out"):
+        await run(config)
+    assert os.listdir(tmp_path) == []

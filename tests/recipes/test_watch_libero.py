@@ -1,15 +1,20 @@
 """Watching LIBERO, end to end: the table, the video and what is refused."""
 
+import asyncio
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from vla_rl.errors import ConfigError
+from vla_rl.recipes import watch_libero
+from vla_rl.recipes.checkpoints import BASE_POLICY
 from vla_rl.recipes.command_line import Command, Launch
-from vla_rl.recipes.watch_libero import WatchConfig, main
+from vla_rl.recipes.watch_libero import Episode, WatchConfig, main
 
 
 def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
@@ -42,6 +47,36 @@ def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
     assert picture.std() > 5
     assert frames[0][256:].max() > 100  # white letters on black
     assert abs(frames[0][:256].astype(int) - frames[num_steps // 2][:256]).max() > 50
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"policy": "expert"}, (224, "exact")),
+        ({"policy": str(BASE_POLICY)}, (84, "fast")),
+        ({"policy": str(BASE_POLICY / ".." / BASE_POLICY.name)}, (84, "fast")),
+        ({"policy": str(BASE_POLICY.parent)}, (256, "exact")),
+        ({"policy": str(BASE_POLICY), "image_size": 64, "quality": "exact"}, (64, "exact")),
+    ],
+)
+def test_a_checkpoint_sees_pictures_as_it_was_taught_with(changed: dict[str, Any], expected: tuple[int, str]) -> None:
+    config = WatchConfig(**changed)
+    assert (config.picture_size, config.pictures) == expected
+
+
+async def test_the_loop_goes_on_while_an_expert_plays(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_going_on, loop = threading.Event(), asyncio.get_running_loop()
+
+    def waits_for_the_loop(env: object, init_state_id: int, has_frames: bool) -> Episode:
+        loop.call_soon_threadsafe(is_going_on.set)  # from inside, so that only a loop that turns meanwhile sets it
+        assert is_going_on.wait(20)
+        return Episode("libero_object/3", "pick it up", init_state_id, True, 7, [])
+
+    monkeypatch.setattr(watch_libero, "LiberoEnv", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(watch_libero, "play_expert", waits_for_the_loop)
+    config = WatchConfig(task_ids=(3,), assets="stand-ins")
+    async with asyncio.timeout(30):
+        assert await main(Command(Launch(), config)) == 0
 
 
 async def test_random_actions_are_watched_as_evaluations_play_a_policy(

@@ -1,18 +1,21 @@
 """Which policy a checkpoint holds, where it computes, and what it is made of: shared by recipes that load any of them."""
 
 import hashlib
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import torch
 
 import vla_rl
 from vla_rl.errors import ConfigError
 from vla_rl.models import openvla, openvla_oft  # the policies themselves bring much more, when they are asked for
-from vla_rl.models.openvla_oft.config import Dialect
+from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.prismatic.config import Normalization
-from vla_rl.models.prismatic.folder import open_folder
+from vla_rl.models.prismatic.dialects import Dialect
+from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
+from vla_rl.models.prismatic.weights import find_part
 from vla_rl.types import Config
 
 if TYPE_CHECKING:
@@ -40,17 +43,21 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     norm_key: str | None = None
     """Which of the checkpoint's action statistics, such as libero_goal; none where it has one set only."""
 
-    normalization: Normalization = "bounds_q99"
-    """bounds_q99: the 1st and 99th percentile of the statistics; bounds: the least and greatest value (ALOHA)."""
+    normalization: Normalization | None = None
+    """bounds_q99: the 1st and 99th percentile of the statistics; bounds: the least and greatest value (ALOHA); none for
+    what the checkpoint says, else the percentiles."""
 
-    dialect: Dialect = "openvla_oft"
-    """Whose conventions an OpenVLA-OFT checkpoint was trained with; one that was saved here knows its own."""
+    dialect: Dialect | None = None
+    """Whose conventions a checkpoint was trained with; none for what it says, else those of OpenVLA's authors."""
 
-    head: Literal["l1", "diffusion"] = "l1"
-    """Head of a continuous checkpoint; one that was saved here knows its own."""
+    head: Literal["l1", "diffusion"] | None = None
+    """Head of a continuous checkpoint that does not say it; none for its own, else l1."""
 
     cameras: tuple[str, ...] | None = None
     """Observation keys of its images; none for what checkpoints of its family use."""
+
+    chunk_size: int | None = None
+    """Control steps in a chunk of an OpenVLA-OFT checkpoint that does not say it (25 in ALOHA's); none for LIBERO's 8."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights; auto takes the files'."""
@@ -63,7 +70,12 @@ class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
     """Where the policy computes; auto takes the first GPU, or the CPU where there is none."""
 
 
-def family_of(checkpoint: str) -> Family:
+def is_base_policy(checkpoint: str) -> bool:
+    """Whether a folder is the checkpoint that ships, however it is written."""
+    return Path(checkpoint).expanduser().resolve() == BASE_POLICY.resolve()
+
+
+def family_of(checkpoint: str | PublicFolder) -> Family:
     """What a checkpoint says it is. Raises: ConfigError where it does not say; CheckpointError where it is none."""
     folder = open_folder(checkpoint)
     if folder.extension.family == "openvla":
@@ -73,18 +85,31 @@ def family_of(checkpoint: str) -> Family:
     if action_head_of(checkpoint) is not None:
         return "continuous"
     raise ConfigError(
-        f"{checkpoint} does not say which policy it is (no family in {EXTENSION_FILE}, no action head beside it); say "
-        "policy_family: openvla, openvla_oft or continuous"
+        f"{folder.path} does not say which policy it is (no family in {EXTENSION_FILE}, no action head beside it); say "
+        "policy_family (--policy-family): openvla, openvla_oft or continuous"
     )
 
 
-def action_head_of(checkpoint: str) -> Path | None:
+def action_head_of(checkpoint: str | PublicFolder) -> Path | None:
     """The file of the action head that stands beside a public checkpoint, if any. Raises: CheckpointError."""
-    return next(iter(sorted(open_folder(checkpoint).path.glob("action_head*checkpoint*"))), None)
+    return find_part(open_folder(checkpoint).path, "action_head")
 
 
-def load_policy(checkpoint: str, config: CheckpointFormat, device: Device) -> "VlaPolicy":
-    """The policy in `checkpoint`, a folder or a hub id, on `device`.
+def load_policy(
+    checkpoint: str | PublicFolder,
+    config: CheckpointFormat,
+    device: Device,
+    new_parts: Collection[NewPart] = (),
+    seed: int = 0,
+) -> "VlaPolicy":
+    """The policy in `checkpoint`, a folder (read already or not) or a hub id, on `device`.
+
+    Args:
+        checkpoint: where it is.
+        config: what it does not say of itself.
+        device: where it computes.
+        new_parts: what it lacks, and fine-tuning is to begin with.
+        seed: of their first weights.
 
     Raises: ConfigError for a device that is not there, or a family that has to be said, or is another; CheckpointError
     saying what is missing, unknown or damaged.
@@ -93,30 +118,47 @@ def load_policy(checkpoint: str, config: CheckpointFormat, device: Device) -> "V
     family = family_of(checkpoint) if config.policy_family == "auto" else config.policy_family
     if family != "continuous" and (head := action_head_of(checkpoint)) is not None:
         raise ConfigError(
-            f"policy_family is {family!r}, but {checkpoint} has an action head, {head.name}; say continuous"
+            f"policy_family is {family!r}, but {head.parent} has an action head, {head.name}; say continuous"
         )
-    where, key, scale = device_for(device), config.norm_key, config.normalization
+    shared: dict[str, Any] = {
+        "norm_key": config.norm_key,
+        "normalization": config.normalization,
+        "dialect": config.dialect,
+        "dtype": dtype,
+        "device": device_for(device),
+    }
     if family == "openvla":
-        return openvla.OpenVla.load(checkpoint, norm_key=key, normalization=scale, dtype=dtype, device=where)
+        _refuse(family, chunk_size=config.chunk_size, head=config.head, new_parts=new_parts or None)
+        if config.cameras is not None and len(config.cameras) != 1:
+            raise ConfigError(f"cameras is {config.cameras!r}, expected one: OpenVLA was trained on one image")
+        camera = config.cameras[0] if config.cameras else None
+        return openvla.OpenVla.load(checkpoint, camera=camera, **shared)
+    shared |= {"cameras": config.cameras, "chunk_size": config.chunk_size, "new_parts": new_parts, "seed": seed}
     if family == "openvla_oft":
-        return openvla_oft.OpenVlaOft.load(
-            checkpoint,
-            norm_key=key,
-            normalization=scale,
-            dialect=config.dialect,
-            cameras=config.cameras,
-            dtype=dtype,
-            device=where,
-        )
-    return openvla_oft.ContinuousOpenVlaOft.load(
-        checkpoint,
-        head="diffusion" if (open_folder(checkpoint).extension.head or config.head) == "diffusion" else "l1",
-        norm_key=key,
-        normalization=scale,
-        dialect=config.dialect,
-        cameras=config.cameras or ("image", "wrist_image"),
-        dtype=dtype,
-        device=where,
+        _refuse(family, head=config.head)
+        return openvla_oft.OpenVlaOft.load(checkpoint, **shared)
+    return openvla_oft.ContinuousOpenVlaOft.load(checkpoint, head=config.head, **shared)
+
+
+def _refuse(family: Family, **options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} is {value!r}, which a policy of the family {family!r} does not have; leave it out"
+            )
+
+
+def described(policy: "VlaPolicy") -> str:
+    """How a policy acts, in a line: what a checkpoint was understood to be."""
+    config = policy.config
+    kind = "OpenVLA" if isinstance(policy, openvla.OpenVla) else f"OpenVLA-OFT, {policy.config.head}"
+    bounds, dtype = config.action_bounds, next(policy.network.parameters()).dtype
+    proprio = getattr(config, "proprio", None)
+    state = "" if proprio is None else f" and {proprio.key}"
+    return (
+        f"{kind}: sees {', '.join(config.cameras)}{state} ({config.images}), decides {config.chunk_size} x "
+        f"{config.action_dim} numbers by the statistics {config.norm_key!r} ({config.normalization}, gripper "
+        f"{bounds.gripper}), {str(dtype).removeprefix('torch.')}"
     )
 
 

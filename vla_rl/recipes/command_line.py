@@ -79,6 +79,11 @@ def parse_command(
     early.add_argument("--resume", type=Path)
     early.add_argument("--pipeline")
     known, _ = early.parse_known_args(arguments)
+    if known.resume is not None and known.config is not None:
+        raise ConfigError(
+            f"--config {known.config} and --resume {known.resume} were both given, expected one of them: a run goes on with "
+            "its own configuration; give what should change as options"
+        )
     path = RunDirectory(known.resume).config if known.resume is not None else known.config
     default = _defaults(config_type, path, known.pipeline)
 

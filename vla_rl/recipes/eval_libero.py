@@ -18,10 +18,11 @@ Killed at any moment it loses the episodes being played; `--resume runs/eval-...
 
 import asyncio
 import dataclasses
+import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import tyro
@@ -37,18 +38,32 @@ from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.versions import versions
 from vla_rl.observe.videos import write_video
-from vla_rl.recipes.agents import recorded
-from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointConfig, digest_of, load_policy, weight_bytes
+from vla_rl.recipes.agents import digest_of_run, recorded
+from vla_rl.recipes.checkpoints import (
+    BASE_POLICY,
+    CheckpointConfig,
+    described,
+    digest_of,
+    load_policy,
+    weight_bytes,
+)
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, play_each, result_of, result_table, within_range
-from vla_rl.recipes.evaluation.libero import Suite, key_of
+from vla_rl.recipes.evaluation.conditions import note_conditions
+from vla_rl.recipes.evaluation.libero import Suite, key_of, require_for_libero
+from vla_rl.recipes.evaluation.pictures import picture_size_for, quality_for
 from vla_rl.recipes.evaluation.plan import planned_episodes, print_plan
 from vla_rl.recipes.evaluation.results import by_task, summary_of
 from vla_rl.recipes.stopping import StopSignal
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import EpisodeSpec, Trajectory
+
+if TYPE_CHECKING:
+    from vla_rl.recipes.checkpoints import VlaPolicy
+
+logger = logging.getLogger(__name__)
 
 VIDEO_FRAMES_PER_S = 5.0
 """One frame for each decision."""
@@ -78,17 +93,19 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     temperature: float | None = None
     """Sample at this temperature; none takes the most likely action."""
 
-    image_size: int = 256
-    """Side of the cameras' pictures in pixels: 256 for published policies, 84 for the shipped base policy."""
+    image_size: int | None = None
+    """Side of the cameras' pictures in pixels. None: 84 for the policy that ships, else 256, as published policies were
+    taught."""
 
     physics: Literal["exact", "fast"] = "exact"
     """exact computes robosuite's bits; fast is quicker, the same up to rounding."""
 
-    quality: Literal["exact", "fast"] = "exact"
-    """exact draws what published policies saw; fast draws without smoothing and with a plain robot."""
+    quality: Literal["exact", "fast"] | None = None
+    """exact draws what published policies saw; fast draws without smoothing and with a plain robot. None: fast for the
+    policy that ships, which was taught with it, else exact."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or stand-ins; none to look for them."""
+    """Folder of LIBERO's assets, or stand-ins; none to look for them and, where there are none, take the stand-ins."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Simulator processes, and so episodes played at the same time."""
@@ -122,6 +139,16 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         planned_episodes(self)
 
+    @property
+    def picture_size(self) -> int:
+        """The side that is drawn."""
+        return picture_size_for(self.checkpoint, self.image_size)
+
+    @property
+    def pictures(self) -> Literal["exact", "fast"]:
+        """The quality that is drawn in."""
+        return quality_for(self.checkpoint, self.quality)
+
 
 MAY_CHANGE = ("suites", "tasks", "init_states", "scene_seeds", "num_envs", "torch_threads", "videos", "videos_per_task")
 """What a resumed evaluation may be asked for anew; anything else would mix results of different conditions."""
@@ -148,18 +175,22 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
         print_plan(config, episodes, num_done, config.num_envs, weight_bytes(config.checkpoint), console)
         return 0
     conditions = conditions_of(config)
+    model = None if folder else await asyncio.to_thread(_load, config)
     run = RunDirectory.resume(folder) if folder else RunDirectory.create(Path(config.root), config.name, config)
-    _note_conditions(run.path / "conditions.json", conditions)
+    note_conditions(run.path / "conditions.json", conditions)
     console.print(f"evaluation {run.path}: {len(episodes)} episodes; assets: {conditions['assets']}")
-    with ResultFile(run.path / "episodes.jsonl") as file, StopSignal() as stop:
+    with ResultFile(run.path / "episodes.jsonl") as file, StopSignal("losing the episodes being played") as stop:
         missing = [episode for episode in episodes if key_of(episode) not in file.results]
-        await stop.unless_asked(_play(config, missing, file, run, len(episodes)))
+        if missing:
+            player = await asyncio.to_thread(_load, config) if model is None else model
+            console.print(described(player))
+            await stop.unless_asked(_play(player, config, conditions, missing, file, run, len(episodes)))
         results = list(file.results.values())
+        num_missing = sum(key_of(episode) not in file.results for episode in episodes)
     if results:
-        await asyncio.to_thread(
-            write_results, run.path / "results.json", conditions, results, num_planned=len(episodes)
-        )
-        console.print(result_table(results, f"{config.checkpoint}, assets: {conditions['assets']}"))
+        path, sizes = run.path / "results.json", {"num_planned": len(episodes), "num_missing": num_missing}
+        await asyncio.to_thread(write_results, path, conditions, results, **sizes)
+        console.print(result_table(results, title_of(config.checkpoint, conditions, **sizes)))
     console.print(f"everything of this evaluation is in {run.path}")
     if stop.is_asked:
         console.print(f"go on with --resume {run.path}")
@@ -176,10 +207,25 @@ def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
         "assets": assets.source,
         "assets_path": str(assets.path),
         **{name: getattr(config, name) for name in sorted(names)},
+        "image_size": config.picture_size,
+        "quality": config.pictures,
     }
 
 
-def write_results(path: Path, conditions: dict[str, Any], results: list[EpisodeResult], *, num_planned: int) -> None:
+def title_of(checkpoint: str, conditions: dict[str, Any], *, num_planned: int, num_missing: int) -> str:
+    """What stands above the table; of an evaluation that was interrupted, what is wrong with its rates."""
+    title = f"{checkpoint}, assets: {conditions['assets']}"
+    if num_missing == 0:
+        return title
+    return (
+        f"{title}; incomplete: {num_planned - num_missing} of {num_planned} episodes, those running were lost, so rates "
+        "favour short ones"
+    )
+
+
+def write_results(
+    path: Path, conditions: dict[str, Any], results: list[EpisodeResult], *, num_planned: int, num_missing: int
+) -> None:
     """Write `results.json`: it appears whole or not at all."""
     tasks = by_task(results)
     suites = list(dict.fromkeys(of_task[0].suite for of_task in tasks.values()))
@@ -187,6 +233,8 @@ def write_results(path: Path, conditions: dict[str, Any], results: list[EpisodeR
         "conditions": conditions,
         "versions": versions(),
         "planned_episodes": num_planned,
+        "missing_episodes": num_missing,
+        "is_complete": num_missing == 0,
         "summary": summary_of(results),
         "suites": {suite: summary_of([result for result in results if result.suite == suite]) for suite in suites},
         "tasks": {task: summary_of(of_task) for task, of_task in tasks.items()},
@@ -197,24 +245,51 @@ def write_results(path: Path, conditions: dict[str, Any], results: list[EpisodeR
     os.replace(part, path)
 
 
+class ResultKeeper:
+    """Keeps the result of each episode, then makes a video of those that are wanted. One episode at a time."""
+
+    def __init__(self, config: EvalLiberoConfig, file: ResultFile, videos: Path) -> None:
+        self._config, self._file, self._videos = config, file, videos
+        self._turn = asyncio.Lock()
+        self.num_failed_videos = 0
+
+    async def keep(self, trajectory: Trajectory) -> None:
+        """A video that cannot be made is logged and counted; the result is on disk before it is tried."""
+        result = result_of(trajectory)
+        async with self._turn:
+            await run_to_its_end(self._file.add, result)
+            try:
+                await run_to_its_end(_film, self._config, trajectory, result, self._videos)
+            except (OSError, ValueError) as error:
+                self.num_failed_videos += 1
+                logger.warning("no video of %s: %s; %d failed so far", result.key, error, self.num_failed_videos)
+
+
+def _load(config: EvalLiberoConfig) -> "VlaPolicy":
+    model = load_policy(config.checkpoint, config, config.device)
+    require_for_libero(model, config.checkpoint)
+    return model
+
+
 async def _play(
-    config: EvalLiberoConfig, missing: list[EpisodeSpec], file: ResultFile, run: RunDirectory, num_planned: int
+    model: "VlaPolicy",
+    config: EvalLiberoConfig,
+    conditions: dict[str, Any],
+    missing: list[EpisodeSpec],
+    file: ResultFile,
+    run: RunDirectory,
+    num_planned: int,
 ) -> None:
-    if not missing:
-        return
-    model = await asyncio.to_thread(load_policy, config.checkpoint, config, config.device)
-    agent = await recorded(within_range(embodied_agent), config.record_to)
+    envs = [episode.env for episode in missing]
+    agent = await recorded(within_range(embodied_agent), config.record_to, envs, digest_of_run(conditions))
     simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
     specs = list({str(episode.env): episode.env for episode in missing}.values())
     with Progress(console=Console()) as progress:
         bar = progress.add_task("playing", total=num_planned, completed=num_planned - len(missing))
-        one_at_a_time = asyncio.Lock()
+        keeper = ResultKeeper(config, file, run.videos)
 
         async def done(trajectory: Trajectory) -> None:
-            result = result_of(trajectory)
-            async with one_at_a_time:
-                await run_to_its_end(_film, config, trajectory, result, run.videos)
-                await run_to_its_end(file.add, result)
+            await keeper.keep(trajectory)
             successes = sum(result.is_success for result in file.results.values())
             progress.update(bar, advance=1, description=f"{successes} of {len(file.results)} succeeded")
 
@@ -250,19 +325,6 @@ def _refuse_other_conditions(config: EvalLiberoConfig, before: EvalLiberoConfig,
             raise ConfigError(
                 f"{name} is {getattr(config, name)!r}, but the episodes in {folder} were played with "
                 f"{getattr(before, name)!r}; begin another evaluation, as one table cannot hold both"
-            )
-
-
-def _note_conditions(path: Path, conditions: dict[str, Any]) -> None:
-    """Write them down, or refuse to go on under others. Raises: ConfigError."""
-    if not path.exists():
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
-        return
-    before = msgspec.json.decode(path.read_bytes())
-    for name, value in msgspec.to_builtins(conditions).items():
-        if before.get(name) != value:
-            raise ConfigError(
-                f"{name} is {value!r} now, but {path} says {before.get(name)!r}; begin another evaluation"
             )
 
 

@@ -7,6 +7,7 @@ out and asked before the first update and after the last. Every row is checked b
 field, asks nothing, or does not fit the policy's context is named by its number.
 """
 
+import asyncio
 import random
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from vla_rl.data.prompts import read_prompts
 from vla_rl.engines import EngineConfig, LanguageModel, LearnerConfig, OptimizerConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
-from vla_rl.envs.text.tasks.question import conversation_about
+from vla_rl.envs.text.tasks.question import conversation_about, messages_of
 from vla_rl.errors import DataError
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
@@ -26,6 +27,7 @@ from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
+from vla_rl.scoring import code_tests
 from vla_rl.types import EnvSpec, Sampling, derive_seed
 
 ENV_ID = "text/question"
@@ -108,13 +110,26 @@ def starts_of(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskSta
 
 def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
     """Tokens of the longest prompt. Raises: DataError naming the row and the field of a prompt that is neither text nor
-    messages, or fills the policy's context; a reply that finds little room is cut short."""
+    messages, asks nothing, is refused by the chat template, or fills the policy's context, and of an answer that is no
+    list of tests for the scorer `code`; a reply that finds little room is cut short."""
     rows = read_prompts(config.prompts, (config.prompt_field, config.answer_field))
     context = min(model.context_size, config.engine.max_context or model.context_size)
     longest = 0
     for number, row in enumerate(rows):
         label = f"{config.prompt_field!r} of row {number} of {config.prompts}"
-        num_tokens = len(model.render(conversation_about(row[config.prompt_field], config.system, label)))
+        if not any(message.content.strip() for message in messages_of(row[config.prompt_field], label)):
+            raise DataError(f"{label} is empty, expected a question; leave the row out")
+        try:
+            num_tokens = len(model.render(conversation_about(row[config.prompt_field], config.system, label)))
+        except ValueError as error:
+            raise DataError(
+                f"{label}: {error}; leave the row out, or say it in roles that the template knows"
+            ) from error
+        if config.scorer == "code":
+            try:
+                code_tests(row, config.answer_field)
+            except DataError as error:
+                raise DataError(f"{config.answer_field!r} of row {number} of {config.prompts}: {error}") from error
         if num_tokens >= context:
             raise DataError(
                 f"{label} has {num_tokens} tokens and the context {context}, expected room for at least one token of a "
@@ -127,10 +142,10 @@ def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
 async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     """Check the rows; plan, draw or train, as the command line says."""
     config = command.config
-    trained, held_out = split_rows(config)
+    trained, held_out = await asyncio.to_thread(split_rows, config)
     starts = starts_of(config, trained)
-    model = CausalLanguageModel.load(config.policy)
-    longest = check_prompts(config, model)
+    model = await asyncio.to_thread(CausalLanguageModel.load, config.policy)
+    longest = await asyncio.to_thread(check_prompts, config, model)
     print(
         f"{len(trained)} rows to train on, {len(held_out)} held out; the longest prompt has {longest} tokens",
         flush=True,

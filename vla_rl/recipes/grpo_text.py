@@ -6,6 +6,7 @@ that ships (small, made by `sft_text`) knows how to call and half knows when; a 
 """
 
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,8 @@ from typing import Any, Final
 import vla_rl
 from vla_rl.engines import CriticConfig, EngineConfig, LearnerConfig, OptimizerConfig
 from vla_rl.envs.text import TextPoolConfig
+from vla_rl.envs.text.tasks.arithmetic import draw_problem
+from vla_rl.errors import ConfigError
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.recipes.evaluation.validation import Validation
@@ -24,6 +27,10 @@ from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.types import EnvSpec, Sampling, derive_seed
 
 ENV_ID = "text/arithmetic"
+OPERATORS: Final = "+-"
+MOST_DRAWS: Final = 100
+"""For each sum that is wanted; where so many do not find it, there are too few."""
+
 ARITHMETIC_BASE: Final = Path(vla_rl.__file__).parent / "assets" / "arithmetic_base"
 
 
@@ -54,10 +61,10 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Digits of its numbers."""
 
     num_starts: int = 4096
-    """Different sums to train on."""
+    """Draws of sums to train on; of small ones some are the same."""
 
     num_validation: int = 64
-    """Other sums that are played before the first update and after the last; 0 for none."""
+    """Different sums that are played before the first update and after the last, and never trained on; 0 for none."""
 
     num_tries: int = 4
     """At each of them."""
@@ -71,23 +78,61 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     @property
     def env(self) -> EnvSpec:
         """What is played."""
-        return EnvSpec(id=ENV_ID, kwargs={"num_operators": self.num_operators, "num_digits": self.num_digits})
+        kwargs = {"num_operators": self.num_operators, "num_digits": self.num_digits, "operators": OPERATORS}
+        return EnvSpec(id=ENV_ID, kwargs=kwargs)
 
 
-def starts_of(config: GrpoTextConfig, kind: str, num: int) -> list[TaskStart]:
-    """Episodes of one kind, `train` or `validation`, each drawn from seeds of its own."""
+def training_starts(config: GrpoTextConfig) -> list[TaskStart]:
+    """Sums to train on, none of which is played for validation. Raises: ConfigError where too few are left."""
+    held_out = {_sum_of(config, start.seed) for start in validation_starts(config)}
+    seeds: list[int] = []
+    for seed in _seeds_of(config, "train", MOST_DRAWS * config.num_starts):
+        if _sum_of(config, seed) not in held_out:
+            seeds.append(seed)
+        if len(seeds) == config.num_starts:
+            return _starts(config, seeds)
+    raise ConfigError(
+        f"num_validation is {config.num_validation}, which leaves hardly a sum to train on of those with num_operators="
+        f"{config.num_operators} and num_digits={config.num_digits}; take fewer, or larger sums"
+    )
+
+
+def validation_starts(config: GrpoTextConfig) -> list[TaskStart]:
+    """Sums that are no two the same. Raises: ConfigError where there are too few."""
+    seeds: dict[str, int] = {}
+    for seed in _seeds_of(config, "validation", MOST_DRAWS * config.num_validation):
+        seeds.setdefault(_sum_of(config, seed), seed)
+        if len(seeds) == config.num_validation:
+            break
+    if len(seeds) < config.num_validation:
+        raise ConfigError(
+            f"num_validation is {config.num_validation}, but only {len(seeds)} different sums were found with num_operators="
+            f"{config.num_operators} and num_digits={config.num_digits}; take fewer, or larger sums"
+        )
+    return _starts(config, list(seeds.values()))
+
+
+def _seeds_of(config: GrpoTextConfig, kind: str, num: int) -> Iterator[int]:
+    return (derive_seed(config.run.seed, kind, number) % 2**31 for number in range(num))
+
+
+def _sum_of(config: GrpoTextConfig, seed: int) -> str:
+    """The text of the sum that the environments draw from a seed."""
+    return draw_problem(
+        seed, num_operators=config.num_operators, num_digits=config.num_digits, operators=OPERATORS
+    ).text
+
+
+def _starts(config: GrpoTextConfig, seeds: Sequence[int]) -> list[TaskStart]:
     env = config.env
-    return [
-        TaskStart(env=env, task=env.id, seed=derive_seed(config.run.seed, kind, number) % 2**31)
-        for number in range(num)
-    ]
+    return [TaskStart(env=env, task=env.id, seed=seed) for seed in seeds]
 
 
 def validation_of(config: GrpoTextConfig) -> Validation | None:
     """What the run is judged by."""
     if config.num_validation == 0:
         return None
-    starts = starts_of(config, "validation", config.num_validation)
+    starts = validation_starts(config)
     agent = partial(chat_agent, limits=config.chat)
     return Validation(starts, config.num_tries, agent, Sampling(temperature=config.temperature))
 
@@ -98,8 +143,7 @@ async def launch_text(command: Command[TrainingLaunch, Any], model: RunModel | T
     footprint = EpisodeFootprint(
         what_runs=config.env.id, simulator_mb=0, server_mb=0, chunk_bytes=4096, num_chunks=config.chat.max_turns
     )
-    starts = starts_of(config, "train", config.num_starts)
-    return await launch(command, starts, model, footprint, judge=validation_of(config))
+    return await launch(command, training_starts(config), model, footprint, judge=validation_of(config))
 
 
 async def main(command: Command[TrainingLaunch, GrpoTextConfig]) -> int:

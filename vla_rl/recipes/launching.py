@@ -9,7 +9,7 @@ from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.plan import EpisodeFootprint, print_plan
 from vla_rl.recipes.report import write_report
-from vla_rl.recipes.team import RunModel, Team, num_parameters_of
+from vla_rl.recipes.team import RunModel, Team, bytes_of
 from vla_rl.recipes.training import TrainingRun, train
 from vla_rl.recipes.training_config import LearningConfig
 from vla_rl.rollout import TaskStart
@@ -34,7 +34,7 @@ async def launch(
     """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
-        print_plan(config, footprint, *num_parameters_of(model))
+        print_plan(config, footprint, *bytes_of(model))
         return 0
     if wanted.draw is not None:
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")

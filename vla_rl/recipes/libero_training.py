@@ -11,7 +11,7 @@ from vla_rl.engines import LearnerConfig, OptimizerConfig
 from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
 from vla_rl.envs.libero.tasks import NUM_STARTS, Task, step_limit_of
 from vla_rl.errors import ConfigError
-from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, load_policy
+from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, described, is_base_policy, load_policy
 from vla_rl.recipes.command_line import Command, TrainingLaunch
 from vla_rl.recipes.evaluation import (
     HeldOutJudge,
@@ -22,13 +22,19 @@ from vla_rl.recipes.evaluation import (
     within_range,
     write_strip,
 )
-from vla_rl.recipes.evaluation.libero import SERVER_MB, SIMULATOR_MB
+from vla_rl.recipes.evaluation.libero import (
+    SERVER_MB,
+    SIMULATOR_MB,
+    require_for_libero,
+    suite_env,
+)
+from vla_rl.recipes.evaluation.pictures import picture_size_for, quality_for
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import Config, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.recipes.checkpoints import VlaPolicy
@@ -81,8 +87,9 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Control steps after which a training episode is a failure. None: 160 for the policy that ships, which needs half as
     many where it succeeds, else each suite's published limit."""
 
-    image_size: int = 84
-    """Side in pixels of the cameras' pictures; the policy resizes them to its own."""
+    image_size: int | None = None
+    """Side in pixels of the cameras' pictures; the policy resizes them to its own. None: 84 for the policy that ships, else
+    256, as published policies were taught."""
 
     physics: Literal["fast", "exact"] = "fast"
     """`fast`: several times as many control steps a second, to train with; `exact`: LIBERO's own, as evaluations have it."""
@@ -92,7 +99,8 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     fraction of the cost, for policies that were taught with it. None: `fast` for the policy that ships, else `exact`."""
 
     assets: str | None = None
-    """Folder of LIBERO's meshes and textures; none for VLA_RL_LIBERO_ASSETS or hf-libero's own download."""
+    """Folder of LIBERO's meshes and textures, or stand-ins; none for VLA_RL_LIBERO_ASSETS, the installed LIBERO's own,
+    hf-libero's download or, where there is none of them, the stand-ins that ship."""
 
     policy: str = str(BASE_POLICY)
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from; the shipped one half learnt tasks 1, 6
@@ -129,14 +137,19 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
         return tasks_in(self.tasks, "tasks")
 
     @property
+    def picture_size(self) -> int:
+        """The side that is drawn."""
+        return picture_size_for(self.policy, self.image_size)
+
+    @property
     def pictures(self) -> Literal["fast", "exact"]:
         """The quality that is drawn in."""
-        return self.quality or ("fast" if self.policy == str(BASE_POLICY) else "exact")
+        return quality_for(self.policy, self.quality)
 
     @property
     def trained_step_limit(self) -> int | None:
         """Of training episodes; none for each suite's published one."""
-        return self.step_limit or (BASE_POLICY_STEP_LIMIT if self.policy == str(BASE_POLICY) else None)
+        return self.step_limit or (BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None)
 
 
 def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
@@ -156,7 +169,7 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
                 task.suite,
                 task.task_id,
                 assets=config.assets,
-                image_size=config.image_size,
+                image_size=config.picture_size,
                 step_limit=wanted.step_limit,
                 physics=wanted.physics,
                 quality=config.pictures,
@@ -175,13 +188,13 @@ def starts_of(config: LiberoConfig) -> list[TaskStart]:
     for task in config.played:
         kwargs = {
             "task_id": task.task_id,
-            "image_size": config.image_size,
+            "image_size": config.picture_size,
             "step_limit": config.trained_step_limit,
             "assets": config.assets,
             "physics": config.physics,
             "quality": config.pictures,
         }
-        env = EnvSpec(id=f"vla_rl/{task.suite}-v0", kwargs=kwargs)
+        env = suite_env(task.suite, kwargs)
         starts += [
             TaskStart(env=env, task=task.key, options={"init_state_id": state})
             for state in range(config.train_init_states)
@@ -192,6 +205,7 @@ def starts_of(config: LiberoConfig) -> list[TaskStart]:
 def starting_policy(config: LiberoConfig) -> "VlaPolicy":
     """The policy before its first update. Raises: ConfigError for one that has no likelihood; CheckpointError."""
     policy = load_policy(config.policy, config.policy_format, config.run.device)
+    require_for_libero(policy, config.policy)
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
             f"{config.policy} has a diffusion head, which gives no likelihood of its actions; reinforcement learning needs "
@@ -214,7 +228,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     if not (command.launch.dry_run or command.launch.draw):
         assets = _assets_of(config)
         print(f"LIBERO's assets are those in {assets.path} ({assets.source})", flush=True)
-        if config.policy == str(BASE_POLICY) and assets.source != STAND_INS:
+        if is_base_policy(config.policy) and assets.source != STAND_INS:
             print(
                 "the policy that ships was taught on stand-ins, and knows less of these (--assets stand-ins)",
                 flush=True,
@@ -224,6 +238,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     print(_split_of(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
     print(f"starting from the policy in {config.policy}; pictures in the quality {config.pictures}", flush=True)
+    print(described(model), flush=True)
     return await launch(
         command,
         starts_of(config),
@@ -232,11 +247,11 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
             what_runs=" ".join(config.tasks),
             simulator_mb=SIMULATOR_MB,
             server_mb=SERVER_MB,
-            chunk_bytes=2 * 3 * config.image_size**2 + 2048,
+            chunk_bytes=2 * 3 * config.picture_size**2 + 2048,
             num_chunks=-(-_longest_episode(config) // model.config.chunk_size),
         ),
         about,
-        HeldOutJudge(held_out, film=write_strip) if held_out else None,
+        HeldOutJudge(held_out, film=write_strip, assets=about.get("assets", "")) if held_out else None,
         within_range(embodied_agent),
     )
 

@@ -7,16 +7,10 @@ from rich.table import Table
 
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.recipes.pools import what_plays
-from vla_rl.recipes.training_config import LearningConfig, MixedTrainingConfig, TrainingConfig
+from vla_rl.recipes.training_config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.simulation import SimulatorConfig
 
 MIB = 2**20
-
-WEIGHT_BYTES = 4
-"""Of a parameter, in float32."""
-
-TRAINING_BYTES = 4 + 8
-"""Besides, of one that is trained: its gradient and Adam's two moving averages."""
 
 ENGINE_BYTES = 600 * MIB
 """Of a vLLM engine process without weights, keys and values."""
@@ -44,8 +38,8 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
 def print_plan(
     config: LearningConfig,
     footprint: EpisodeFootprint,
-    num_parameters: int,
-    num_trained: int,
+    weight_bytes: int,
+    training_bytes: int,
     console: Console | None = None,
 ) -> None:
     """Print the plan of a run, on standard output where there is no console.
@@ -53,7 +47,8 @@ def print_plan(
     Args:
         config: of the run.
         footprint: of its episodes.
-        num_parameters, num_trained: of the policy; of a critic nothing is known before it is built.
+        weight_bytes: of the policy; of a critic nothing is known before it is built.
+        training_bytes: that its learner takes besides.
         console: to print on.
     """
     out = console if console is not None else Console()
@@ -61,7 +56,7 @@ def print_plan(
 
     processes = Table("process", "count", "what it does", title="Processes")
     processes.add_row(
-        "this one", "1", f"event loop, policy and learner ({_device()}), {config.run.torch_threads} threads"
+        "this one", "1", f"event loop, policy and learner ({_device(config.run)}), {config.run.torch_threads} threads"
     )
     if config.engine.kind == "vllm":
         processes.add_row("vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each")
@@ -78,17 +73,17 @@ def print_plan(
     )
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
-        MemoryItem("weights, gradients and optimizer", num_parameters * WEIGHT_BYTES + num_trained * TRAINING_BYTES),
-        *_copies_of_weights(config, num_parameters),
+        MemoryItem("weights, gradients and optimizer", weight_bytes + training_bytes),
+        *_copies_of_weights(config, weight_bytes),
         *(_simulator_items(config.simulators, footprint) if isinstance(config, TrainingConfig) else ()),
         MemoryItem("outstanding episodes, at their longest", footprint.num_chunks * footprint.chunk_bytes, episodes),
     ]
     out.print(memory_table("Memory estimate", items, available_bytes()))
 
 
-def _copies_of_weights(config: LearningConfig, num_parameters: int) -> list[MemoryItem]:
+def _copies_of_weights(config: LearningConfig, weights: int) -> list[MemoryItem]:
     """Beside the learner's own: an engine's that may not share them, and the reference's of a KL term."""
-    weights, engine, copies = num_parameters * WEIGHT_BYTES, config.engine, []
+    engine, copies = config.engine, []
     if engine.kind == "vllm":
         each = ENGINE_BYTES + engine.vllm.kv_cache_gib * 2**30 + weights
         copies.append(MemoryItem("vLLM engine processes", each, engine.vllm.num_engines))
@@ -120,6 +115,8 @@ def _simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> li
     return [MemoryItem("simulator processes", each, config.num_envs)]
 
 
-def _device() -> str:
+def _device(config: RunConfig) -> str:
+    if config.device == "cpu":
+        return "CPU"
     gpus = gpu_memory()
     return gpus[0].name if gpus else "CPU, as there is no GPU"

@@ -1,5 +1,6 @@
 """Record demonstrations of LIBERO's scripted experts: `python -m vla_rl.recipes.record_demonstrations --out demos`.
 
+Beside each task's folder, `<task_id>.settings.json` says how it was recorded; a later run with other settings is refused.
 One compressed `.npz` for each successful episode, `<out>/<suite>/<task_id>/<number>.npz`: image, wrist_image, state,
 action (the expert's own), executed_action (with noise), one row for each control step, and the instruction.
 Nothing is pickled: `numpy.load(path)` reads it.
@@ -16,12 +17,14 @@ from typing import Literal
 import numpy as np
 from rich.progress import Progress
 
-from vla_rl.envs.libero import LiberoEnv, find_task
-from vla_rl.envs.libero.assets import find_assets
+from vla_rl.envs.libero import LiberoEnv
+from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.demonstrations import record_demonstration
 from vla_rl.envs.libero.tasks import NUM_STARTS
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.recipes.command_line import Command, Launch, parse_command
+from vla_rl.recipes.evaluation.conditions import note_conditions
+from vla_rl.recipes.evaluation.libero import check_starts
 from vla_rl.types import Config, derive_seed
 
 PLAYED_SUITES = ("libero_object", "libero_spatial", "libero_goal", "libero_10")
@@ -61,7 +64,8 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Record the camera in the hand too; without it an episode takes two thirds of the time."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets; None for VLA_RL_LIBERO_ASSETS, the package's own or hf-libero's cache."""
+    """Folder of LIBERO's assets, or stand-ins; none for VLA_RL_LIBERO_ASSETS, the package's own, hf-libero's cache or, where
+    there is none of them, the stand-ins that ship."""
 
     physics: Literal["fast", "exact"] = "fast"
     """How the simulator computes; fast is what training plays."""
@@ -84,8 +88,7 @@ class RecordConfig(Config, frozen=True, kw_only=True):
         self.require(self.workers >= 1, "workers", ">= 1 process")
         self.require(self.num >= 1, "num", ">= 1 episode")
         self.require(0.0 <= self.noise <= 1.0, "noise", "0 to 1 (a full command)")
-        for task_id in self.task_ids:
-            find_task(self.suite, task_id)
+        check_starts(self.suite, self.task_ids, (0,))
         self.require(1 <= self.num_init_states < NUM_STARTS, "num_init_states", f"1 to {NUM_STARTS - 1}")
         chosen = self.init_state_ids
         is_known = chosen is None or (len(chosen) > 0 and min(chosen) >= 0 and max(chosen) < NUM_STARTS)
@@ -95,6 +98,26 @@ class RecordConfig(Config, frozen=True, kw_only=True):
 def folder_of(config: RecordConfig, task_id: int) -> Path:
     """Where the demonstrations of a task are."""
     return Path(config.out) / config.suite / str(task_id)
+
+
+def note_settings(config: RecordConfig, assets: Assets) -> None:
+    """Write beside each task's folder how its demonstrations are recorded.
+
+    Raises: ConfigError where a folder holds some that were recorded otherwise, or nobody knows how.
+    """
+    names = set(RecordConfig.__struct_fields__) - {"out", "suite", "task_ids", "num", "workers", "assets"}
+    settings = {name: getattr(config, name) for name in sorted(names)} | {"assets": str(assets.path)}
+    if len(config.scene_seeds) > 1:  # which share of them each seed has
+        settings["num"] = config.num
+    for task_id in config.task_ids:
+        folder = folder_of(config, task_id)
+        record = folder.with_name(f"{folder.name}.settings.json")
+        if not record.exists() and any(folder.glob("*.npz")):
+            raise ConfigError(
+                f"{folder} holds demonstrations, but {record} is not there to say how; choose another folder"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        note_conditions(record, settings)
 
 
 def record_task(config: RecordConfig, task_id: int) -> int:
@@ -142,7 +165,7 @@ def main(command: Command[Launch, RecordConfig]) -> int:
     print(f"{config.num} demonstrations of each of {config.suite}'s tasks {list(config.task_ids)}, into {config.out}")
     if command.launch.dry_run:
         return 0
-    find_assets(config.assets)
+    note_settings(config, find_assets(config.assets))
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(config.workers, mp_context=spawned) as processes, Progress() as progress:
         bar = progress.add_task(config.suite, total=len(config.task_ids))
@@ -164,7 +187,7 @@ def cli() -> int:
     """The command line. No event loop: nothing here waits for anything but the recording processes."""
     try:
         return main(parse_command(Launch, RecordConfig, __doc__ or ""))
-    except (ConfigError, FileNotFoundError, RuntimeError) as error:
+    except (VlaRlError, FileNotFoundError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -4,6 +4,7 @@ train(config, starts, model, agent=EpisodeRecorder(LeRobotWriter(folder)).around
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -25,20 +26,25 @@ from vla_rl.types import (
     Trajectory,
 )
 
+logger = logging.getLogger(__name__)
+
 
 class EpisodeRecorder:
     """Looks after every control step of an agent's episodes instead of every chunk, and writes what was seen.
 
     The trajectory is the same; simulators draw more pictures, so episodes take longer. One that the data set holds already
-    is played and not written again. Writing happens in a thread, one episode at a time; an episode ends when it is written.
-    Conversations with a text environment are played and not recorded.
+    is played and not written again, which is counted and said. Writing happens in a thread, one episode at a time; an
+    episode ends when it is written. Conversations with a text environment are played and not recorded.
 
     Args:
         writer: the data set.
+        run: what tells these episodes from another run's in the same data set, such as a digest of what is played.
     """
 
-    def __init__(self, writer: LeRobotWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: LeRobotWriter, run: str = "") -> None:
+        self._writer, self._run = writer, run
+        self.num_left_out = 0
+        """Episodes that the data set held already."""
         self._turn = asyncio.Lock()
 
     def around(self, agent: Agent = embodied_agent) -> Agent:
@@ -56,9 +62,14 @@ class EpisodeRecorder:
         return play
 
     def _write(self, trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray]) -> None:
-        episode = recorded_episode(trajectory, seen, actions)
+        episode = recorded_episode(trajectory, seen, actions, self._run)
         if episode.name not in self._writer.names:
             self._writer.add(episode)
+            return
+        self.num_left_out += 1
+        logger.warning(
+            "the data set holds %r already; %d episodes of this run were not written", episode.name, self.num_left_out
+        )
 
 
 class _Watched:
@@ -98,7 +109,7 @@ class _Watched:
 
 
 def recorded_episode(
-    trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray]
+    trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray], run: str = ""
 ) -> RecordedEpisode:
     """An episode with what was seen before each of its control steps.
 
@@ -106,6 +117,7 @@ def recorded_episode(
         trajectory: what is known of it.
         seen: observations, one for each control step; pictures and vectors of them are kept.
         actions: [D] each.
+        run: which run it is of, for its name.
     """
     first = seen[0]
     is_picture = {
@@ -119,7 +131,7 @@ def recorded_episode(
     ]
     episode = trajectory.episode
     return RecordedEpisode(
-        name=episode_name(episode),
+        name=f"{episode_name(episode)} weights {trajectory.oldest_version}" + (f" run {run}" if run else ""),
         instruction=str(first.get("instruction", episode.task)),
         actions=np.stack(actions).astype(np.float32),
         vectors={key: np.stack([step[key] for step in seen]).astype(np.float32) for key in vectors},
@@ -131,6 +143,7 @@ def recorded_episode(
             "options": msgspec.json.encode(episode.options).decode(),
             "policy_seed": episode.policy_seed,
             "weight_version": trajectory.oldest_version,
+            **({"run": run} if run else {}),
         },
     )
 

@@ -5,6 +5,8 @@ from random weights, or a checkpoint:
 
     ... --from openvla/openvla-7b --policy-family openvla_oft --lora-rank 32 --augment --statistics data
     ... --from CHECKPOINT --policy-family continuous        L1 error of a continuous head, in place of cross-entropy
+    ... --from openvla/openvla-7b --policy-family continuous --new-parts action_head proprio_projector --statistics data
+                                                            the same from a checkpoint without such a head
 
 Every control step is one sample: what was seen, and the chunk of actions from there on. The checkpoint is in the public
 layout, adapters merged into its weights, and `eval_libero` and `srpo_libero --policy` start from it.
@@ -14,7 +16,7 @@ import asyncio
 import random
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 import torch
@@ -25,14 +27,25 @@ from vla_rl.data import DatasetOptions, RecordedEpisode, open_dataset, statistic
 from vla_rl.engines import DeviceLane, ImitationConfig, Imitator, OptimizerConfig
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.models.images.augmentation import AugmentationConfig
+from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.prismatic.folder import open_folder
-from vla_rl.recipes.checkpoints import CheckpointConfig, device_for, load_policy, require_new
+from vla_rl.recipes.checkpoints import (
+    CheckpointConfig,
+    CheckpointFormat,
+    described,
+    device_for,
+    load_policy,
+    require_new,
+)
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.imitation import Samples, augmented_batches, tiny_policy, with_statistics
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.recipes.checkpoints import VlaPolicy
+
+
+_NOTHING_SAID: Final = CheckpointFormat()
 
 
 class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
@@ -49,6 +62,10 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     tiny_head: Literal["tokens", "l1", "diffusion"] = "tokens"
     """Head of the small policy: tokens learns by cross-entropy, l1 by the L1 error, diffusion by that of the noise."""
 
+    new_parts: tuple[NewPart, ...] = ()
+    """Parts that the checkpoint lacks and training begins with: action_head (with --policy-family continuous, for numbers in
+    place of tokens), proprio_projector, noisy_action_projector (with --head diffusion), film."""
+
     out: str = "base"
     """Folder of the checkpoint; must not exist yet."""
 
@@ -62,7 +79,8 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """The adapters' share is alpha / rank."""
 
     statistics: Literal["policy", "data"] = "policy"
-    """What scales actions and proprioception: the policy's own statistics, or the 1st and 99th percentile of these data,
+    """What scales actions and proprioception: the policy's own statistics, or the 1st and 99th percentile of these data
+    (with `from` and `normalization` bounds: their ends),
     which are saved under `norm_key`, or under the name of the data's folder."""
 
     augment: bool = False
@@ -94,6 +112,12 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         for field in ("save_every", "lora_rank"):
             self.require(getattr(self, field) is None or getattr(self, field) >= 1, field, "at least 1, or none")
+        if self.checkpoint is None:
+            for name in (*CheckpointFormat.__struct_fields__, "new_parts"):
+                given, default = getattr(self, name), getattr(_NOTHING_SAID, name, ())
+                self.require(
+                    given == default, name, "nothing without --from: it speaks of the checkpoint to start from"
+                )
 
 
 def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) -> "VlaPolicy":
@@ -103,21 +127,18 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
         policy.network.to(device_for(config.device))
     else:
-        policy = load_policy(config.checkpoint, config if found is None else _with_any_key(config), config.device)
+        folder = open_folder(config.checkpoint)
         if found is not None:
-            policy = with_statistics(policy, found, config.norm_key or Path(config.demonstrations).name)
+            key = config.norm_key or Path(config.demonstrations).name
+            folder, config = with_statistics(folder, found, key), msgspec.structs.replace(config, norm_key=key)
+        seed = derive_seed(config.seed, "new parts")
+        policy = load_policy(folder, config, config.device, config.new_parts, seed)
     if config.lora_rank is None:
         return policy
     from vla_rl.models.prismatic.config import LoraConfig
 
     lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha)
     return policy.adapted(lora, seed=derive_seed(config.seed, "adapters"))
-
-
-def _with_any_key(config: SftLiberoConfig) -> SftLiberoConfig:
-    """The same, loaded with whichever statistics the checkpoint names first: others take their place."""
-    assert config.checkpoint is not None
-    return msgspec.structs.replace(config, norm_key=next(iter(open_folder(config.checkpoint).statistics), None))
 
 
 def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
@@ -143,6 +164,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     policy = await asyncio.to_thread(starting_policy, config, episodes)
     if config.recompute_activations:
         policy.recompute_activations()
+    print(described(policy))
     samples = Samples(episodes, policy)
     print(f"{len(samples)} samples of {len(episodes)} episodes; {config.updates} updates of {config.batch}")
     trained = sum(parameter.numel() for parameter in policy.network.parameters() if parameter.requires_grad)
@@ -163,11 +185,11 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")
             if number in folders and number < config.updates:
                 await lane.run(_save, policy, folders[number], work="checkpoint")
+        await lane.run(_save, policy, folders[config.updates], work="checkpoint")
+        print(f"saved to {config.out}")
         chosen = order.sample(range(len(samples)), k=min(256, len(samples)))
         seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
         print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on what it was taught")
-        await lane.run(_save, policy, folders[config.updates], work="checkpoint")
-    print(f"saved to {config.out}")
     return 0
 
 

@@ -121,9 +121,13 @@ def mixed(robot: Sequence[TaskStart], language: Sequence[TaskStart], robot_share
 def starts_of(config: SideBySideConfig) -> list[TaskStart]:
     """Reaching and sums."""
     sums = grpo_text.GrpoTextConfig(
-        run=config.run, num_operators=config.num_operators, num_digits=config.num_digits, policy=config.policy
+        run=RunConfig(seed=config.run.seed),
+        num_operators=config.num_operators,
+        num_digits=config.num_digits,
+        num_starts=config.num_starts,
+        num_validation=0,
     )
-    language = grpo_text.starts_of(sums, "train", config.num_starts)
+    language = grpo_text.training_starts(sums)
     return mixed(srpo_toy.starts_of(_toy(config)), language, config.robot_share, config.num_starts)
 
 

@@ -18,10 +18,13 @@ class StopSignal:
 
     The second signal ends the process without clean-up. Its children die with it, and what they share with it has no name
     that could be left behind.
+
+    Args:
+        then: what stopping in order does, for the person who asked.
     """
 
-    def __init__(self) -> None:
-        self._asked = asyncio.Event()
+    def __init__(self, then: str = "saving a checkpoint") -> None:
+        self._then, self._asked = then, asyncio.Event()
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -65,7 +68,7 @@ class StopSignal:
             print(f"{number.name} again: stopping at once", file=sys.stderr, flush=True)
             os._exit(128 + number)
         print(
-            f"{number.name}: stopping in order and saving a checkpoint; once more stops at once",
+            f"{number.name}: stopping in order and {self._then}; once more stops at once",
             file=sys.stderr,
             flush=True,
         )

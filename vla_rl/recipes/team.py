@@ -7,14 +7,15 @@ All members compute on the one device lane of the run and have one weight versio
 with one policy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vla_rl.engines import DeviceLane, EngineConfig, LanguageModel, Learner, LearnerConfig, PolicyModel, TorchEngine
-from vla_rl.engines.policy_model import missing_methods
+from vla_rl.engines.optimizer import training_bytes
+from vla_rl.engines.policy_model import missing_methods, unfit_for_learning
 from vla_rl.engines.team import LearnerTeam
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.training_config import LearningConfig
@@ -39,13 +40,18 @@ class Member:
     """How it learns; none takes the run's. Its loss has to be one that the run's pipeline is made for."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, type):
+            raise ConfigError(f"the policy is the class {self.model.__name__}, expected one of its instances")
         protocol = LanguageModel if hasattr(self.model, "render") else PolicyModel
         missing = missing_methods(self.model, protocol)
         if missing:
             raise ConfigError(
                 f"{type(self.model).__name__} lacks {', '.join(missing)} of vla_rl.engines.{protocol.__name__}; "
-                "docs/policies.md shows a whole one"
+                "docs/add_a_policy_family.md shows a whole one"
             )
+        fault = unfit_for_learning(self.model)
+        if fault is not None:
+            raise ConfigError(f"{type(self.model).__name__} has {fault}")
 
 
 @dataclass(frozen=True)
@@ -131,11 +137,11 @@ def learners_of(
     return LearnerTeam(learners, model.updates_per_turn) if isinstance(model, Team) else learners[""]
 
 
-def num_parameters_of(model: RunModel | Team) -> tuple[int, int]:
-    """Of all policies of a run, and how many of them are trained."""
-    members: Sequence[Member] = list(members_of_run(model).values())
-    parameters = [parameter for member in members for parameter in member.model.network.parameters()]
-    return sum(each.numel() for each in parameters), sum(each.numel() for each in parameters if each.requires_grad)
+def bytes_of(model: RunModel | Team) -> tuple[int, int]:
+    """Of the weights of all policies of a run, and of what their learners keep besides."""
+    networks = [member.model.network for member in members_of_run(model).values()]
+    weights = sum(parameter.nbytes for network in networks for parameter in network.parameters())
+    return weights, sum(training_bytes(network) for network in networks)
 
 
 def _engine_of(

@@ -20,7 +20,8 @@ from vla_rl.engines import Checkpoint, latest_checkpoint, load_checkpoint
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, Update
 from vla_rl.observe import LiveView, MetricLog, RunDirectory, Snapshot, print_summary
-from vla_rl.recipes.agents import agent_of, recorded
+from vla_rl.observe.sinks import import_wandb
+from vla_rl.recipes.agents import agent_of, digest_of_run, recorded
 from vla_rl.recipes.chaos import chaos
 from vla_rl.recipes.evaluation.held_out import Judge
 from vla_rl.recipes.parts import TrainingParts
@@ -28,7 +29,7 @@ from vla_rl.recipes.pipelines import make_pipeline
 from vla_rl.recipes.pools import simulator_pids, what_plays
 from vla_rl.recipes.stopping import StopSignal
 from vla_rl.recipes.team import RunModel, Team
-from vla_rl.recipes.training_config import LearningConfig
+from vla_rl.recipes.training_config import LearningConfig, RunConfig
 from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.types import Agent, derive_seed
 
@@ -72,12 +73,18 @@ async def train(
     Raises: ConfigError, GraphError before anything starts; CheckpointError where there is nothing whole to resume from;
         what an environment, agent or node raised, after everything was closed in order.
     """
-    agent = await recorded(agent or agent_of(config), config.run.record_to)
+    if config.run.wandb_project is not None:
+        await asyncio.to_thread(import_wandb, config.run.wandb_project)
+    played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
+    envs = [start.env for start in starts]
+    agent = await recorded(agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by))
     if resume is None:
         training = TrainingRun(config, starts, model, agent=agent, customise=customise, judge=judge)
         run = RunDirectory.create(Path(config.run.root), config.run.name, config)
         (run.path / "about.json").write_bytes(msgspec.json.format(msgspec.json.encode(about or {})) + b"\n")
         return await training.execute(run)
+    if judge is not None:
+        judge.check(resume)
     checkpoint = await _newest(resume)
     first_update = checkpoint.state.weight_version
     training = TrainingRun(

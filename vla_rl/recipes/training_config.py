@@ -37,7 +37,8 @@ class RunConfig(Config, frozen=True, kw_only=True):
     """Checkpoints to keep, the newest ones."""
 
     videos_every: int = 5
-    """In each window of this many updates, the first success and the first failure of every task become videos."""
+    """In each window of this many updates, the first success and the first failure of every task become videos. Of the
+    pipelines that ship, those whose name begins with `embodied_` make videos."""
 
     stall_warning_s: float = 120.0
     """When nothing moved for this long, the watchdog prints who waits for whom and all task stacks."""
@@ -53,7 +54,7 @@ class RunConfig(Config, frozen=True, kw_only=True):
     """Threads that the policy and the learner compute with on a CPU; the simulators need cores too."""
 
     record_to: str | None = None
-    """Also write every control step of every episode into this LeRobotDataset; slower, as all of them are drawn."""
+    """Also write every control step of every training episode into this LeRobotDataset; slower, as all of them are drawn."""
 
     wandb_project: str | None = None
     """Also log to this project of Weights & Biases (needs the extra `wandb`)."""
@@ -126,7 +127,8 @@ class LearningConfig(Config, frozen=True, kw_only=True):
             self.episodes_per_group, *self.filter.accuracy_bounds, needs_difference=self.filter.drop_equal == "success"
         )
         self.scheduler.require_feasible(num_envs=self.num_envs, group_size=self.episodes_per_group)
-        policy_loss_for(self.learner.loss, self.scheduler.max_staleness)
+        once = self.learner.steps_once_per_update
+        policy_loss_for(self.learner.loss, self.scheduler.max_staleness, steps_once_per_update=once)
         if self.scheduler.deterministic != self.engine.is_deterministic:
             raise ConfigError(
                 f"scheduler.deterministic is {self.scheduler.deterministic} and engine.is_deterministic "

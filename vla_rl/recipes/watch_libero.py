@@ -8,6 +8,7 @@ assets it plays on the stand-ins that ship with this package.
 import asyncio
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from rich.table import Table
 
 from vla_rl.actors import Runtime
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
-from vla_rl.envs.libero import LiberoEnv, list_tasks
+from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import Expert
 from vla_rl.observe.captions import with_caption
@@ -29,13 +30,18 @@ from vla_rl.observe.mp4 import encode_mp4
 from vla_rl.recipes.checkpoints import CheckpointConfig, load_policy
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.evaluation import check_starts, libero_env, libero_episode, play_each, result_of, within_range
-from vla_rl.recipes.evaluation.libero import Suite
+from vla_rl.recipes.evaluation.libero import Suite, require_for_libero, tasks_of
+from vla_rl.recipes.evaluation.pictures import Quality, picture_size_for, quality_for
 from vla_rl.rollout import PolicyEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 
 FRAMES_PER_S = 20.0
 """As many as control steps a second: the video runs in real time."""
+
+
+WATCHED_PICTURES = 224
+"""Side of pictures that people alone look at."""
 
 
 class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
@@ -62,17 +68,18 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     is_greedy: bool = True
     """A checkpoint takes its most likely action; otherwise it samples."""
 
-    image_size: int = 224
-    """Side of the cameras' pictures in pixels."""
+    image_size: int | None = None
+    """Side of the cameras' pictures in pixels; none for what the checkpoint was taught with, and 224 where none plays."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or stand-ins; none to look for them."""
+    """Folder of LIBERO's assets, or stand-ins; none to look for them and, where there are none, take the stand-ins."""
 
     physics: Literal["exact", "fast"] = "exact"
     """exact computes robosuite's bits; fast is quicker, the same up to rounding."""
 
-    quality: Literal["exact", "fast"] = "exact"
-    """exact draws what published policies saw; fast draws without smoothing and with a plain robot."""
+    quality: Quality | None = None
+    """exact draws what published policies saw; fast draws without smoothing and with a plain robot. None for what the
+    checkpoint was taught with, and exact where none plays."""
 
     seed: int = 0
     """Seed of random and sampled actions."""
@@ -81,14 +88,31 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         self.require(self.episodes >= 1, "episodes", "at least 1")
         self.require(len(self.init_states) > 0, "init_states", "at least one initial state")
         self.require(self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4")
-        is_known = self.policy in ("expert", "random") or Path(self.policy).is_dir()
+        is_known = not self.has_checkpoint or Path(self.policy).is_dir()
         self.require(is_known, "policy", "expert, random or the folder of a checkpoint")
         check_starts(self.suite, self.tasks, self.init_states)
 
     @property
+    def has_checkpoint(self) -> bool:
+        """Whether a policy of a checkpoint plays."""
+        return self.policy not in ("expert", "random")
+
+    @property
+    def picture_size(self) -> int:
+        """The side that is drawn."""
+        if self.has_checkpoint:
+            return picture_size_for(self.policy, self.image_size)
+        return self.image_size or WATCHED_PICTURES
+
+    @property
+    def pictures(self) -> Quality:
+        """The quality that is drawn in."""
+        return quality_for(self.policy, self.quality) if self.has_checkpoint else self.quality or "exact"
+
+    @property
     def tasks(self) -> tuple[int, ...]:
         """The tasks to play."""
-        return self.task_ids if self.task_ids is not None else tuple(range(len(list_tasks(self.suite))))
+        return self.task_ids if self.task_ids is not None else tuple(range(len(tasks_of(self.suite, "suite"))))
 
 
 class Episode(msgspec.Struct, frozen=True):
@@ -138,6 +162,7 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
         return RandomActions()
     lane = await stack.enter_async_context(DeviceLane(1))
     model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
+    require_for_libero(model, config.policy)
     return await stack.enter_async_context(TorchEngine(model, lane, EngineConfig()))
 
 
@@ -148,9 +173,9 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
         console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
         console.print(f"{len(config.tasks) * config.episodes} episodes by {config.policy}")
         return 0
-    find_assets(config.assets)
+    await asyncio.to_thread(find_assets, config.assets)
     if config.policy == "expert":
-        episodes = [episode for task_id in config.tasks for episode in _play_task(config, task_id, console)]
+        episodes = await _play_expert(config, console)
     else:
         episodes = await _play_policy(config, console)
     _print_table(config, episodes, console)
@@ -192,10 +217,10 @@ def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec
         config.suite,
         task_id,
         assets=config.assets,
-        image_size=config.image_size,
+        image_size=config.picture_size,
         step_limit=None,
         physics=config.physics,
-        quality=config.quality,
+        quality=config.pictures,
     )
     state = config.init_states[number % len(config.init_states)]
     sampling = Sampling(greedy=config.is_greedy)
@@ -205,24 +230,33 @@ def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec
     )
 
 
-def _play_task(config: WatchConfig, task_id: int, console: Console) -> list[Episode]:
-    env = LiberoEnv(
+async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
+    """Play in one thread of this process, as pictures are drawn where the environment was made; a Ctrl-C ends it after the
+    episode that is being played."""
+    loop, episodes = asyncio.get_running_loop(), list[Episode]()
+    with ThreadPoolExecutor(1, thread_name_prefix="expert") as thread:
+        for task_id in config.tasks:
+            env = await loop.run_in_executor(thread, _env_of, config, task_id)
+            try:
+                for number in range(config.episodes):
+                    state = config.init_states[number % len(config.init_states)]
+                    has_frames = config.video is not None
+                    episodes.append(await loop.run_in_executor(thread, play_expert, env, state, has_frames))
+                    _report(episodes[-1], console)
+            finally:
+                await loop.run_in_executor(thread, env.close)
+    return episodes
+
+
+def _env_of(config: WatchConfig, task_id: int) -> LiberoEnv:
+    return LiberoEnv(
         config.suite,
         task_id,
         config.assets,
-        image_size=config.image_size,
+        image_size=config.picture_size,
         physics=config.physics,
-        quality=config.quality,
+        quality=config.pictures,
     )
-    episodes = []
-    try:
-        for number in range(config.episodes):
-            init_state_id = config.init_states[number % len(config.init_states)]
-            episodes.append(play_expert(env, init_state_id, config.video is not None))
-            _report(episodes[-1], console)
-    finally:
-        env.close()
-    return episodes
 
 
 def _report(episode: Episode, console: Console) -> None:

@@ -2,18 +2,26 @@
 
 import re
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from vla_rl.envs import LIBERO_SUITES
 from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, list_tasks
 from vla_rl.errors import ConfigError
 from vla_rl.recipes.evaluation.results import Key
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.recipes.checkpoints import VlaPolicy
 
 SIMULATOR_MB: Final = 140
 """Memory of its own of a forked simulator, with LIBERO's own assets; stand-ins take a third."""
 
 SERVER_MB: Final = 400
 """Memory of the server that simulators are forked from."""
+
+CAMERAS: Final = ("image", "wrist_image")
+STATE_SIZE: Final = 8
+ACTION_SIZE: Final = 7
 
 Suite: TypeAlias = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 
@@ -57,13 +65,18 @@ def tasks_in(texts: Sequence[str], what: str) -> tuple[Task, ...]:
     chosen: dict[str, Task] = {}
     for text in texts:
         suite, _, numbers = text.partition("/")
-        try:
-            tasks = list_tasks(suite)
-        except ValueError as error:
-            raise ConfigError(f"{what}: {error}") from error
+        tasks = tasks_of(suite, what)
         of_suite = numbers_in(numbers if "/" in text else "all", len(tasks), f"{what} of {suite}")
         chosen |= {tasks[number].key: tasks[number] for number in of_suite}
     return tuple(chosen.values())
+
+
+def tasks_of(suite: str, what: str) -> tuple[Task, ...]:
+    """All tasks of a suite. Raises: ConfigError, naming `what`, for an unknown suite, or where LIBERO is not installed."""
+    try:
+        return list_tasks(suite)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{what}: {error}") from error
 
 
 def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]) -> None:
@@ -71,7 +84,7 @@ def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]
     for task_id in task_ids:
         try:
             find_task(suite, task_id)
-        except ValueError as error:
+        except (ImportError, ValueError) as error:
             raise ConfigError(str(error)) from error
     if not init_states or min(init_states) < 0 or max(init_states) >= NUM_STARTS:
         raise ConfigError(f"init_states is {tuple(init_states)}, expected numbers from 0 to {NUM_STARTS - 1}")
@@ -98,7 +111,32 @@ def libero_env(
         "quality": quality,
         "scene_seed": scene_seed,
     }
-    return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs=kwargs)
+    return suite_env(suite, kwargs)
+
+
+def suite_env(suite: str, kwargs: dict[str, Any]) -> EnvSpec:
+    """An environment of a suite: by an id of its own where it is LIBERO's, else as `vla_rl/libero-v0`."""
+    if suite in LIBERO_SUITES:
+        return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs=kwargs)
+    return EnvSpec(id="vla_rl/libero-v0", kwargs={"suite": suite, **kwargs})
+
+
+def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
+    """Raises: ConfigError where a policy looks, feels or acts otherwise than LIBERO's arm."""
+    config = policy.config
+    lost = [camera for camera in config.cameras if camera not in CAMERAS]
+    if lost:
+        raise ConfigError(
+            f"{checkpoint} looks through {lost[0]!r}, which LIBERO does not have; its cameras are "
+            f"{', '.join(CAMERAS)} (--cameras)"
+        )
+    proprio = getattr(config, "proprio", None)
+    if proprio is not None and len(proprio.low) != STATE_SIZE:
+        raise ConfigError(f"{checkpoint} reads a state of {len(proprio.low)} numbers, and LIBERO's has {STATE_SIZE}")
+    if config.action_dim != ACTION_SIZE:
+        raise ConfigError(
+            f"{checkpoint} gives actions of {config.action_dim} numbers, and LIBERO's arm takes {ACTION_SIZE}"
+        )
 
 
 def key_of(episode: EpisodeSpec) -> Key:

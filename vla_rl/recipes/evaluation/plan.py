@@ -6,10 +6,18 @@ from typing import Protocol
 from rich.console import Console
 from rich.table import Table
 
-from vla_rl.envs.libero.tasks import NUM_STARTS, list_tasks, step_limit_of
+from vla_rl.envs.libero.tasks import NUM_STARTS, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.observe import MemoryItem, available_bytes, memory_table
-from vla_rl.recipes.evaluation.libero import SERVER_MB, SIMULATOR_MB, Suite, libero_env, libero_episode, numbers_in
+from vla_rl.recipes.evaluation.libero import (
+    SERVER_MB,
+    SIMULATOR_MB,
+    Suite,
+    libero_env,
+    libero_episode,
+    numbers_in,
+    tasks_of,
+)
 from vla_rl.types import EpisodeSpec, Sampling
 
 MIB = 2**20
@@ -31,11 +39,11 @@ class Starts(Protocol):
     @property
     def temperature(self) -> float | None: ...
     @property
-    def image_size(self) -> int: ...
+    def picture_size(self) -> int: ...
     @property
     def physics(self) -> str: ...
     @property
-    def quality(self) -> str: ...
+    def pictures(self) -> str: ...
     @property
     def assets(self) -> str | None: ...
     @property
@@ -48,7 +56,7 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
     sampling = Sampling(greedy=greedy, temperature=1.0 if starts.temperature is None else starts.temperature)
     episodes: list[EpisodeSpec] = []
     for suite in starts.suites:
-        tasks = list_tasks(suite)
+        tasks = tasks_of(suite, "suites")
         for task_id in numbers_in(starts.tasks, len(tasks), f"tasks of {suite}"):
             task = tasks[task_id]
             for scene_seed in numbers_in(starts.scene_seeds, 1 << 31, "scene_seeds"):
@@ -56,10 +64,10 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
                     suite,
                     task_id,
                     assets=starts.assets,
-                    image_size=starts.image_size,
+                    image_size=starts.picture_size,
                     step_limit=starts.step_limit,
                     physics=starts.physics,
-                    quality=starts.quality,
+                    quality=starts.pictures,
                     scene_seed=scene_seed,
                 )
                 what = f"init_states of {task.key}"
@@ -97,10 +105,10 @@ def print_plan(
     how = "greedily" if starts.temperature is None else f"sampled at temperature {starts.temperature:g}"
     console.print(
         f"{len(episodes)} episodes, {how}, {num_done} of them played already; {num_envs} at a time; "
-        f"physics {starts.physics}, quality {starts.quality}"
+        f"physics {starts.physics}, quality {starts.pictures}"
     )
     longest = max((starts.step_limit or step_limit_of(suite)) for suite in starts.suites)
-    pictures = 2 * 3 * starts.image_size**2
+    pictures = 2 * 3 * starts.picture_size**2
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights of the policy, on its device", weights),

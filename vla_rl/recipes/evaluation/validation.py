@@ -1,8 +1,10 @@
 """Validation of a language policy: several tries at each of a fixed set of starts, none of them trained on.
 
-validation.jsonl in the run's folder: one line a weight version, with mean, best@n and maj@n
+validation.jsonl in the run's folder: one line a weight version, with mean, best@n and maj@n; validation_conditions.json says
+of which starts (files that they name go by their path), and how they are played
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 from vla_rl.actors.waits import note_progress
 from vla_rl.algorithms.validation import validation_metrics
 from vla_rl.observe import RunDirectory
+from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.recipes.evaluation.playing import play_each
 from vla_rl.recipes.evaluation.results import whole_lines
 from vla_rl.rollout import AnyEngine, TaskStart
@@ -42,6 +45,15 @@ class Validation:
         self, starts: Sequence[TaskStart], num_tries: int, agent: Agent, sampling: Sampling, seed: int = 0
     ) -> None:
         self._agent, self._num_problems = agent, len(starts)
+        problems = hashlib.sha256(msgspec.json.encode([(start.env, start.seed, start.options) for start in starts]))
+        self._conditions = {
+            "num_problems": len(starts),
+            "num_tries": num_tries,
+            "greedy": sampling.greedy,
+            "temperature": sampling.temperature,
+            "seed": seed,
+            "problems": problems.hexdigest()[:12],
+        }
         self._episodes = [
             EpisodeSpec(
                 episode_id=number * num_tries + member,
@@ -58,9 +70,17 @@ class Validation:
             for member in range(num_tries)
         ]
 
+    def check(self, run: RunDirectory) -> None:
+        """Raises: ConfigError where the results in `run` are of other problems, or of other conditions."""
+        refuse_other_conditions(_conditions_path(run), self._conditions)
+
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
-        """Play all of it, print the result and add it to `validation.jsonl`; a version that stands there was played."""
+        """Play all of it, print the result and add it to `validation.jsonl`; a version that stands there was played.
+
+        Raises: ConfigError where it stands there for other problems, or other conditions.
+        """
         version, path = engine.weight_version, run.path / "validation.jsonl"
+        note_conditions(_conditions_path(run), self._conditions, path)
         if version in [result.weight_version for result in read_validation(path)]:
             return
         metrics = await self.play(pool, engine)
@@ -90,6 +110,10 @@ class Validation:
             **validation_metrics(rewards, answers),
             "success": float(np.mean([each.is_success for of_problem in played for each in of_problem])),
         }
+
+
+def _conditions_path(run: RunDirectory) -> Path:
+    return run.path / "validation_conditions.json"
 
 
 def read_validation(path: Path) -> list[ValidationResult]:

@@ -44,16 +44,23 @@ class KlCoefficient(msgspec.Struct, frozen=True):
 
     next_coef: float
 
+    earlier: tuple[float, ...] = ()
+    """In the updates before it that may be made again, the newest last."""
+
 
 class KlPenalty:
     """The node function: rewards of each group, less what the distance from the reference policy costs.
 
     Its coefficient may adapt from update to update; it is all the state there is. An update that is made again, as after a
     resume, has the coefficient that it had.
+
+    Args:
+        config: the coefficient, and how it adapts.
+        max_staleness: of the run; as many updates may be rewarded before the one that a checkpoint goes on with.
     """
 
-    def __init__(self, config: KlRewardConfig) -> None:
-        self._config = config
+    def __init__(self, config: KlRewardConfig, max_staleness: int) -> None:
+        self._config, self._max_staleness = config, max_staleness
         self._state = KlCoefficient(update=-1, coef=config.coef, next_coef=config.coef)
 
     async def __call__(
@@ -64,7 +71,7 @@ class KlPenalty:
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
     ) -> NodeOutput:
         """Rewards by group, of each episode float [decisions]: each decision answers for its own tokens."""
-        coef = self._state.coef if update == self._state.update else self._state.next_coef
+        earlier, coef = self._coefs_until(update)
         shaped, total, count = [], 0.0, 0
         for group, of_group, references in zip(groups, by_group(groups, rewards), reference_log_probs, strict=True):
             rows = []
@@ -77,8 +84,15 @@ class KlPenalty:
             shaped.append(rows)
         observed, num_episodes = total / max(count, 1), sum(len(group.trajectories) for group in groups)
         next_coef = next_kl_coef(self._config, coef, observed, num_episodes)
-        self._state = KlCoefficient(update=update, coef=coef, next_coef=next_coef)
+        self._state = KlCoefficient(update=update, coef=coef, next_coef=next_coef, earlier=earlier)
         return NodeOutput(shaped, metrics={"reward/reference_kl": observed, "reward/kl_coef": coef})
+
+    def _coefs_until(self, update: int) -> tuple[tuple[float, ...], float]:
+        """Those of the updates before one, as far as they are kept, and its own."""
+        state = self._state
+        known = (*state.earlier, state.coef, state.next_coef)
+        place = min(max(len(state.earlier) + update - state.update, 0), len(known) - 1)
+        return known[max(place - self._max_staleness, 0) : place], known[place]
 
     def state(self) -> KlCoefficient:
         """A part of a checkpoint."""

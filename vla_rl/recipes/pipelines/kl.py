@@ -28,7 +28,7 @@ def with_kl(pipeline: Pipeline, parts: TrainingParts) -> Pipeline:
         wanted = {**pipeline.node("update").reads, "reference_log_probs": "reference_log_probs"}
         pipeline.replace_node("update", reads=wanted)
     if in_reward:
-        penalty = KlPenalty(parts.config.kl_in_reward)
+        penalty = KlPenalty(parts.config.kl_in_reward, parts.config.scheduler.max_staleness)
         parts.remember("kl_in_reward", penalty, KlCoefficient)
         reads = ("update", "groups", "rewards", "reference_log_probs")
         node = Node.declare("kl", penalty, reads=reads, writes="rewards_less_kl", node_role=NodeRole.REWARD)

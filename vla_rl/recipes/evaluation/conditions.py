@@ -1,0 +1,60 @@
+"""What results depend on, in a file beside them: results of other conditions are never added to it."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from vla_rl.errors import ConfigError
+from vla_rl.types import EpisodeSpec
+
+logger = logging.getLogger(__name__)
+
+_OF_THE_EPISODE: Final = ("suite", "task_id", "scene_seed")
+"""Arguments of an environment that say which episode it is, not how it is played."""
+
+
+def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
+    """How episodes are played, whichever they are: arguments of their environments, and how actions are chosen.
+
+    Where episodes differ, all values in a list.
+    """
+    found: dict[str, list[Any]] = {}
+    for episode in episodes:
+        sampling = episode.sampling
+        kwargs = {name: value for name, value in episode.env.kwargs.items() if name not in _OF_THE_EPISODE}
+        for name, value in {**kwargs, "temperature": None if sampling.greedy else sampling.temperature}.items():
+            values = found.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in sorted(found.items())}
+
+
+def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
+    """Raises: ConfigError where the record at `path` says otherwise; where there is none, anything goes."""
+    if not path.exists():
+        return
+    before = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
+    for name in {**before, **now}:
+        if before.get(name) != now.get(name):
+            raise ConfigError(
+                f"{name} is {now.get(name)!r} now, but {path} says {before.get(name)!r}, and one table cannot hold both; "
+                "go on as it says, or begin anew"
+            )
+
+
+def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | None = None) -> None:
+    """Write them down, or refuse to go on under others; of `results` from before they were written down, say so.
+
+    Raises: ConfigError.
+    """
+    refuse_other_conditions(path, conditions)
+    if results is not None and not path.exists() and results.exists() and results.stat().st_size > 0:
+        logger.warning("%s does not say how its results came about; new ones stand beside them all the same", results)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
+    os.replace(part, path)
