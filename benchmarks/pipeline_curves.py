@@ -150,8 +150,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pipelines", nargs="+", choices=list(CURVES), default=list(CURVES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the .jsonl files")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the .jsonl files; it is made")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, object] = {}
     for name in options.pipelines:
         runs, figure = [measured(name, seed) for seed in options.seeds], CURVES[name].figure
