@@ -1,4 +1,5 @@
-"""What every test shares: threads that leave the other cores alone, and the event loop that the product runs on."""
+"""What every test shares: threads that leave the other cores alone, the event loop that the product runs on, and chance
+that falls the same way in every run (`--hypothesis-profile default` looks for new examples)."""
 
 import asyncio
 import os
@@ -8,11 +9,15 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
+
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_asyncio_loop_factories(

@@ -27,6 +27,9 @@ from vla_rl.actors.server import ActorServer
 from vla_rl.actors.wire import Frames, Kind
 from vla_rl.errors import ActorDied
 
+LOST_AFTER_S = 30.0
+"""None of these connections is lost, however long a busy machine holds up one of its ends."""
+
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -44,14 +47,19 @@ async def host(keys: Path) -> AsyncIterator[HostServer]:
 
 def placement(host: HostServer, keys: Path, client: str = "client") -> RemoteHost:
     public = read_keys(keys / "server.key").public
-    return RemoteHost(address=host.address, server_public_key=public, client_keys=read_keys(keys / f"{client}.key"))
+    return RemoteHost(
+        address=host.address,
+        server_public_key=public,
+        client_keys=read_keys(keys / f"{client}.key"),
+        lost_after_s=LOST_AFTER_S,
+    )
 
 
 def raw_client(
     context: "zmq.Context[zmq.Socket[bytes]]", host: HostServer, keys: Path, own: KeyPair
 ) -> "zmq.Socket[bytes]":
     socket = context.socket(zmq.DEALER)
-    set_tcp_options(socket)
+    set_tcp_options(socket, LOST_AFTER_S)
     socket.curve_serverkey = read_keys(keys / "server.key").public.encode()
     socket.curve_publickey, socket.curve_secretkey = own.public.encode(), own.secret.encode()
     socket.connect(host.address)

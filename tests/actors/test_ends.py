@@ -14,13 +14,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from pace import at_some_pace
 from processes import children_of
 from sample_actors import Counter, FailsToStart, Slow, Streamer
 
 from vla_rl.actors import Actor, ChildProcess, InLoop, Placement, RestartPolicy, Runtime, begin
+from vla_rl.actors import child_process as child_process_module
 from vla_rl.actors import client as client_module
 from vla_rl.actors.actor import EndpointTable
 from vla_rl.actors.channel import Channel, OnEnd, OnMessage
+from vla_rl.actors.handle import client_of
+from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.stderr_tail import StderrTail
 from vla_rl.errors import ActorDied, ActorFrozen
 
@@ -214,17 +218,19 @@ async def test_an_entry_of_the_import_path_may_be_a_path(monkeypatch: pytest.Mon
 @BOTH
 async def test_a_call_inside_of_its_own_callers_stream_is_refused_and_the_actor_lives(placement: Placement) -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
-        streamer = await runtime.spawn(Streamer, placement=placement, deadline_s=0.5)
+        streamer = await runtime.spawn(Streamer, placement=placement, deadlines_s={"serial_made": 0.5})
         with pytest.raises(RuntimeError, match=r"serial_made was called inside of the iteration over a stream"):
             _ = [await streamer.serial_made() async for _ in streamer.count(1000)]
-        assert await streamer.serial_made() < 1000
+        assert [number async for number in streamer.count(3)] == [0, 1, 2]
+        assert await streamer.made() < 1000
         assert runtime.info(streamer).num_pending == 0
 
 
 @BOTH
 async def test_a_stream_that_does_not_stop_for_a_call_inside_of_it_is_found_frozen(placement: Placement) -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
-        streamer = await runtime.spawn(Streamer, placement=placement, deadline_s=0.5)
+        deadlines_s = {"serial_made": 0.5, "count_and_linger": 3.0}
+        streamer = await runtime.spawn(Streamer, placement=placement, deadlines_s=deadlines_s)
         with pytest.raises(RuntimeError, match=r"serial_made was called inside of the iteration over a stream"):
             _ = [await streamer.serial_made() async for _ in streamer.count_and_linger(1000)]
         with pytest.raises(ActorFrozen, match="count_and_linger"):
@@ -234,24 +240,28 @@ async def test_a_stream_that_does_not_stop_for_a_call_inside_of_it_is_found_froz
 @BOTH
 async def test_a_begun_call_that_is_awaited_inside_of_its_callers_stream_is_refused(placement: Placement) -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
-        streamer = await runtime.spawn(Streamer, placement=placement, deadline_s=0.5)
+        streamer = await runtime.spawn(Streamer, placement=placement, deadlines_s={"serial_made": 0.5})
         with pytest.raises(RuntimeError, match=r"serial_made was called inside of the iteration over a stream"):
             _ = [await begin(streamer, Streamer.serial_made) async for _ in streamer.count(1000)]
-        assert await streamer.serial_made() < 1000
+        assert [number async for number in streamer.count(3)] == [0, 1, 2]
+        assert await streamer.made() < 1000
 
 
 @BOTH
 async def test_a_call_begun_inside_of_a_slow_iteration_and_awaited_after_it_is_answered(placement: Placement) -> None:
-    async with asyncio.timeout(30), Runtime() as runtime:
-        streamer = await runtime.spawn(Streamer, placement=placement, deadline_s=0.5)
+    async def iterate(scale: float) -> None:
+        streamer = await runtime.spawn(Streamer, placement=placement, deadline_s=0.5 * scale)
         items, begun = [], []
         async for item in streamer.count(60):
             items.append(item)
             begun.append(begin(streamer, Streamer.serial_made))
             if item == 20:
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(1.5 * scale)
         assert items == list(range(60))
         assert [await call for call in begun] == [60] * 60
+
+    async with asyncio.timeout(100), Runtime() as runtime:
+        await at_some_pace(iterate)
 
 
 async def test_a_call_given_up_inside_of_a_slow_iteration_does_not_end_the_iteration() -> None:
@@ -403,3 +413,48 @@ async def test_who_waits_for_the_lag_of_an_actor_that_dies_is_told() -> None:
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ActorDied, match="SIGKILL"):
             await asking
+
+
+async def test_the_end_of_a_process_is_told_once_all_that_it_sent_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_held_up = True
+    monkeypatch.setattr(LoopSocket, "has_peer", property(lambda _: is_held_up))
+    async with asyncio.timeout(60), Runtime() as runtime:
+        counter = await runtime.spawn(Counter, placement=ChildProcess(), deadline_s=1.0)
+        channel = client_of(counter)._channel
+        assert channel is not None
+        call = asyncio.create_task(counter.total())
+        await asyncio.sleep(0)
+        os.kill(runtime.info(counter).pid, signal.SIGKILL)
+        while not channel.is_ending:  # noqa: ASYNC110  a pidfd says it
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(1.3)
+        assert runtime.info(counter).state == "running"  # neither dead nor, past its deadline, frozen
+        is_held_up = False
+        with contextlib.suppress(ActorDied):  # it may have answered before
+            await call
+        with pytest.raises(ActorDied, match="SIGKILL"):
+            await counter.total()
+
+
+class LeavesProcess(Actor):
+    """Forks a process that outlives it, with all that it has open."""
+
+    async def leave(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(1000)  # noqa: ASYNC251  there is no loop any more
+            os._exit(0)
+        return pid
+
+
+async def test_the_end_of_a_process_is_told_though_another_holds_its_socket_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child_process_module, "_LAST_WORDS_WITHIN_S", 0.5)
+    async with asyncio.timeout(60), Runtime() as runtime:
+        actor = await runtime.spawn(LeavesProcess, placement=ChildProcess())
+        left = await actor.leave()
+        os.kill(runtime.info(actor).pid, signal.SIGKILL)
+        with pytest.raises(ActorDied, match="SIGKILL"):
+            await actor.leave()
+        os.kill(left, signal.SIGKILL)

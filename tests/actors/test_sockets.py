@@ -171,3 +171,24 @@ def test_a_truncated_batch_is_refused(cut: int) -> None:
     batch = join_messages([message(1), message(2)])
     with pytest.raises(MalformedMessage, match="batch that ends within"):
         split_messages(batch[:-cut])
+
+
+async def test_a_peer_counts_as_there_until_all_that_it_sent_was_read() -> None:
+    with zmq.Context() as ours:
+        for turn in range(20):
+            inbox, theirs = Inbox(200), zmq.Context()
+            left, right = ours.socket(zmq.PAIR), theirs.socket(zmq.PAIR)
+            for socket in (left, right):
+                lift_high_water_mark(socket)
+            left.bind(f"ipc://@vla_rl-test-{id(ours)}-{turn}")
+            right.connect(f"ipc://@vla_rl-test-{id(ours)}-{turn}")
+            reading = LoopSocket(left, inbox)
+            for number in range(200):
+                right.send(message(number) + bytes(1000))
+            right.close(linger=20_000)
+            await asyncio.to_thread(theirs.term)  # all is in the kernel's hands, as after the end of a process
+            while reading.has_peer:  # noqa: ASYNC110  it tells nobody
+                await asyncio.sleep(0.001)
+            reading.drain_all()
+            assert inbox.numbers == list(range(200))
+            reading.close()

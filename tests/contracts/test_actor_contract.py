@@ -15,6 +15,7 @@ import pytest
 SUPPORT = Path(__file__).parents[1] / "actors" / "support"
 sys.path.insert(0, str(SUPPORT))
 
+from pace import at_some_pace  # noqa: E402
 from sample_actors import (  # noqa: E402
     Counter,
     CrashLoop,
@@ -62,6 +63,7 @@ def remote_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteHost
             address=address,
             server_public_key=read_public_key(keys / "server.pub"),
             client_keys=read_keys(keys / "client.key"),
+            lost_after_s=30.0,
         )
         server.terminate()
         assert server.wait(timeout=20) == 0
@@ -81,7 +83,7 @@ def placement(request: pytest.FixtureRequest) -> Placement:
 
 @pytest.fixture
 async def runtime() -> AsyncIterator[Runtime]:
-    async with asyncio.timeout(60), Runtime(name="contract") as opened:
+    async with asyncio.timeout(60), Runtime(name="contract", stop_grace_s=30.0) as opened:
         yield opened
 
 
@@ -306,7 +308,8 @@ async def test_a_call_past_its_deadline_raises_actor_frozen_and_ends_the_actor(
 
 
 async def test_a_frozen_actor_is_replaced_within_its_policy(runtime: Runtime, placement: Placement) -> None:
-    counter = await runtime.spawn(Counter, 7, placement=placement, deadline_s=0.3, restart=RestartPolicy())
+    deadlines_s = {"wait_for_gate": 0.3}
+    counter = await runtime.spawn(Counter, 7, placement=placement, deadlines_s=deadlines_s, restart=RestartPolicy())
     with pytest.raises(ActorFrozen):
         await counter.wait_for_gate("never")
     assert await counter.total() == 7
@@ -316,10 +319,13 @@ async def test_a_frozen_actor_is_replaced_within_its_policy(runtime: Runtime, pl
 async def test_the_wait_behind_other_calls_does_not_count_towards_the_deadline(
     runtime: Runtime, placement: Placement
 ) -> None:
-    counter = await runtime.spawn(Counter, placement=placement, deadline_s=0.5)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(12):
-            group.create_task(counter.block(0.06))  # 0.72 s in all
+    async def twelve_calls(scale: float) -> None:
+        counter = await runtime.spawn(Counter, placement=placement, deadline_s=0.5 * scale)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(12):
+                group.create_task(counter.block(0.06 * scale))  # 0.72 s in all
+
+    await at_some_pace(twelve_calls)
 
 
 async def test_waits_for_an_answer_are_listed(counter: Counter) -> None:
@@ -485,7 +491,7 @@ async def test_an_on_stop_that_raises_is_an_error_in_the_log_and_the_actor_ends_
     placement: Placement, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with asyncio.timeout(60):
-        async with Runtime() as runtime:
+        async with Runtime(stop_grace_s=30.0) as runtime:
             told = await runtime.spawn(FailsToStop, name="told", placement=placement)
             left = await runtime.spawn(FailsToStop, name="left", placement=placement)
             pids = {await told.ping(), await left.ping()} - {os.getpid()}
@@ -520,7 +526,7 @@ async def test_a_killed_actor_fails_its_calls_and_does_not_run_on_stop(
 async def test_leaving_the_runtime_stops_its_actors(placement: Placement, tmp_path: Path) -> None:
     file = tmp_path / "stopped"
     async with asyncio.timeout(60):
-        async with Runtime() as runtime:
+        async with Runtime(stop_grace_s=30.0) as runtime:
             actor = await runtime.spawn(WritesOnStop, str(file), placement=placement)
         with pytest.raises(ActorDied):
             await actor.ping()
@@ -539,10 +545,11 @@ async def test_an_error_in_the_body_leaves_the_runtime_as_itself(placement: Plac
 
 async def test_loop_lag_is_measured_where_the_actor_runs(runtime: Runtime, counter: Counter) -> None:
     await counter.block(0.4)
-    await asyncio.sleep(0.25)
     report = await runtime.loop_lag(counter)
+    while report.max_s < 0.25:  # it is noticed with the next sample
+        await asyncio.sleep(0.05)
+        report = await runtime.loop_lag(counter)
     assert report.num_samples >= 1
-    assert report.max_s >= 0.25
 
 
 async def test_an_actor_that_keeps_dying_ends_the_runtime(placement: Placement) -> None:

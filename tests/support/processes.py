@@ -35,8 +35,11 @@ def processes_of_session(pid: int) -> Sequence[int]:
 def all_end(pidfds: Sequence[int], within_s: float) -> bool:
     """Wait for the end of every process; closes the descriptors."""
     until = time.monotonic() + within_s
-    ended = [bool(select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]) for fd in pidfds]
+    ended = []
     for fd in pidfds:
+        waiting = select.poll()
+        waiting.register(fd, select.POLLIN)
+        ended.append(bool(waiting.poll(1000 * max(0.0, until - time.monotonic()))))
         os.close(fd)
     return all(ended)
 

@@ -49,6 +49,11 @@ class Channel(Protocol):
         """Who has not said a word so far, where that is not the incarnation itself; else nothing."""
         ...
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the incarnation is known to be gone, and `on_end` about to be called."""
+        ...
+
     def send(self, frames: Frames) -> None:
         """Queue one message; where the incarnation is gone it is dropped, since `on_end` follows."""
         ...

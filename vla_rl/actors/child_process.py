@@ -23,6 +23,10 @@ from vla_rl.actors.wire import MAX_MESSAGE_BYTES, Frames
 
 _IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID, for which pyzmq has no name
 
+_LAST_WORDS_WITHIN_S = 5.0
+"""For ZeroMQ's thread to read what a process had sent before its end; a process that it forked may hold the socket open."""
+_LOOK_EVERY_S = 0.001
+
 
 class ChildChannel:
     """One child process, from its launch to its end. See `Channel`. `start` starts the process."""
@@ -40,7 +44,8 @@ class ChildChannel:
         start: StartProcess = SpawnedProcess,
     ) -> None:
         self.name, self.actor_id, self._on_end = name, actor_id, on_end
-        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._gone: asyncio.Future[None] = self._loop.create_future()
         endpoint = f"ipc://@vla_rl-{os.getpid()}-{secrets.token_hex(16)}"
         socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         lift_high_water_mark(socket)
@@ -81,6 +86,11 @@ class ChildChannel:
         """Process id of the child; 0 for as long as there is none."""
         return self._process.pid
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the process is gone, and its owner about to be told."""
+        return self._process.has_ended
+
     def send(self, frames: Frames) -> None:
         """Queue one message; where the child is gone it is dropped."""
         self._socket.send(frames)
@@ -98,7 +108,17 @@ class ChildChannel:
         await asyncio.shield(self._gone)
 
     def _end(self, cause: str, words: tuple[str, ...]) -> None:
-        """The process is gone: take its last answers and words, free everything, tell the owner."""
+        """The process is gone; what it sent last may still be on its way through ZeroMQ's thread."""
+        self._end_once_read(cause, words, self._loop.time() + _LAST_WORDS_WITHIN_S)
+
+    def _end_once_read(self, cause: str, words: tuple[str, ...], until: float) -> None:
+        if self._socket.has_peer and self._loop.time() < until:
+            self._loop.call_later(_LOOK_EVERY_S, self._end_once_read, cause, words, until)
+        else:
+            self._finish(cause, words)
+
+    def _finish(self, cause: str, words: tuple[str, ...]) -> None:
+        """Take its last answers and words, free everything, tell the owner."""
         try:
             self._socket.drain_all()
             self._socket.close()

@@ -412,6 +412,8 @@ class ActorClient:
     def _freeze(self, pending: PendingCall) -> None:
         channel = self._channel
         assert channel is not None
+        if channel.is_ending:  # it died, which its channel tells in a moment
+            return
         if not pending.concurrent and any(ahead.waits_for_caller_of(pending) for ahead in self._pending.values()):
             self._refuse_inside_stream(pending)
             return

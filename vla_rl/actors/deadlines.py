@@ -9,6 +9,7 @@ from vla_rl.actors.actor import EndpointTable
 from vla_rl.actors.pending import PendingCall
 
 _CONFIRM_AFTER_S = 0.005
+_CONFIRM_WITHIN_S = 1.0
 
 
 def deadlines_of(table: EndpointTable, actors: float | None, by_name: Mapping[str, float]) -> list[float | None]:
@@ -71,8 +72,10 @@ class DeadlineWatch:
         """Tell of an overdue call; otherwise look again when one may be.
 
         Our own loop may have been busy for longer than the deadline, with the answer waiting in the socket: look there
-        first, and let the loop take a turn before the actor is called frozen.
+        first, and let the loop take a turn before the actor is called frozen. Where all of the machine stood still, the
+        actor has lost as much time as this timer, and gets it again, up to a second.
         """
+        late_s = time.monotonic() - self.next_look
         self._timer, self.next_look = None, math.inf
         self._poll()
         now = time.monotonic()
@@ -84,7 +87,8 @@ class DeadlineWatch:
             self._on_overdue(overdue)
         else:
             self.next_look = now
-            self._timer = self._loop.call_later(_CONFIRM_AFTER_S, self._check, True)
+            again_s = min(max(late_s, _CONFIRM_AFTER_S), _CONFIRM_WITHIN_S)
+            self._timer = self._loop.call_later(again_s, self._check, True)
 
     def _next_due(self, now: float) -> tuple[float, PendingCall | None]:
         """When the next deadline may pass, and the call whose deadline has passed."""

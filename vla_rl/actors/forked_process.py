@@ -9,8 +9,10 @@ from collections.abc import Callable
 from vla_rl.actors.fork_protocol import Fork
 from vla_rl.actors.spawned_process import OnExit, cause_of
 
-_STATUS_WITHIN_S = 0.5
-"""How long the end of a child waits for its server to say how."""
+_STATUS_WITHIN_S = 10.0
+"""How long the end of a child waits for its server to say how: a busy machine may keep it from its one thread."""
+_LOOK_EVERY_S = 0.5
+"""How often it is seen whether the server is stopped, and will say nothing."""
 
 
 class ForkedProcess:
@@ -18,20 +20,28 @@ class ForkedProcess:
 
     Args:
         withdraw: takes it off the server's queue; False where it is asked for already.
+        server_is_stopped: whether its server does not run at all.
         request, fds: what its server sends, and closes with `close_fds`: stderr and arenas.
         on_exit: see `OnExit`.
     """
 
     def __init__(
-        self, withdraw: Callable[["ForkedProcess"], bool], request: Fork, fds: list[int], on_exit: OnExit
+        self,
+        withdraw: Callable[["ForkedProcess"], bool],
+        server_is_stopped: Callable[[], bool],
+        request: Fork,
+        fds: list[int],
+        on_exit: OnExit,
     ) -> None:
-        self._withdraw, self.request, self._on_exit = withdraw, request, on_exit
+        self._withdraw, self._server_is_stopped = withdraw, server_is_stopped
+        self.request, self._on_exit = request, on_exit
         self._loop = asyncio.get_running_loop()
         self.pid = 0
         rope, self._rope = os.pipe()  # the child dies when ours is closed, at the latest with us
         self.fds = [rope, *fds]
         self._pidfd = -1
         self._is_doomed = self._is_gone = False
+        self.has_ended = False
         self._server_is_lost = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -62,8 +72,10 @@ class ForkedProcess:
         self._end(cause_of(returncode))
 
     def on_server_lost(self) -> None:
-        """Nobody will say how it ends."""
+        """Nobody will say how it ends, or ended."""
         self._server_is_lost = True
+        if self.has_ended:
+            self._end_unknown()
 
     def end_unborn(self, cause: str, words: tuple[str, ...]) -> None:
         """It never was."""
@@ -71,11 +83,21 @@ class ForkedProcess:
 
     def _on_gone(self) -> None:
         """It has ended; its server knows how, unless that is gone or stuck."""
+        self.has_ended = True
         self._loop.remove_reader(self._pidfd)
         if self._server_is_lost:
             self._end_unknown()
         else:
-            self._timer = self._loop.call_later(_STATUS_WITHIN_S, self._end_unknown)
+            self._wait_for_status(self._loop.time() + _STATUS_WITHIN_S)
+
+    def _wait_for_status(self, until: float) -> None:
+        self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look, until)
+
+    def _look(self, until: float) -> None:
+        if self._loop.time() >= until or self._server_is_stopped():
+            self._end_unknown()
+        else:
+            self._wait_for_status(until)
 
     def _end_unknown(self) -> None:
         self._end("unknown, since its fork server is gone" if self._server_is_lost else "unknown to its fork server")
@@ -91,7 +113,7 @@ class ForkedProcess:
     def _finish(self, cause: str, words: tuple[str, ...]) -> None:
         if self._is_gone:
             return
-        self._is_gone = True
+        self._is_gone = self.has_ended = True
         if self._timer is not None:
             self._timer.cancel()
         os.close(self._rope)

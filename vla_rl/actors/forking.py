@@ -11,11 +11,11 @@ import asyncio
 import itertools
 import logging
 import os
-import select
 import signal
 import subprocess
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -36,6 +36,7 @@ from vla_rl.actors.fork_protocol import (
 )
 from vla_rl.actors.forked_process import ForkedProcess
 from vla_rl.actors.placement import ChildProcess, ForkServer
+from vla_rl.actors.readiness import is_ready
 from vla_rl.actors.remote_errors import error_from
 from vla_rl.actors.spawned_process import OnExit, cause_of, own_sys_path, subprocess_of
 from vla_rl.actors.stderr_tail import StderrTail
@@ -134,7 +135,7 @@ class ForkServerProcess:
 
     def is_alive(self) -> bool:
         """Whether it may still fork, asked of the kernel: our loop may have had no time to notice its end."""
-        return not self.is_failed and not select.select([self._pidfd], [], [], 0)[0]
+        return not self.is_failed and not is_ready(self._pidfd)
 
     async def until_ready(self) -> None:
         """Wait until it is prepared. Raises: what a hook raised; ActorFrozen naming the one that did not end; ActorDied."""
@@ -146,13 +147,22 @@ class ForkServerProcess:
         """Fork a child as soon as it can be. See `StartProcess`."""
         settings = msgspec.structs.replace(settings, sys_path=None)  # the server's own, which it got from us
         request = Fork(next(self._numbers), settings, placement.env)
-        process = ForkedProcess(self._withdraw, request, [os.dup(fd) for fd in (stderr, *arenas)], on_exit)
+        fds = [os.dup(fd) for fd in (stderr, *arenas)]
+        process = ForkedProcess(self._withdraw, self._is_stopped, request, fds, on_exit)
         if self.is_failed:
             self._loop.call_soon(process.end_unborn, f"{self.name} is gone", ())
         else:
             self._queue.append(process)
             self._ask_next()
         return process
+
+    def _is_stopped(self) -> bool:
+        """Whether somebody stopped it, as by SIGSTOP or in a debugger."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False  # its end is about to be noticed
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def _withdraw(self, process: "ForkedProcess") -> bool:
         """Take a child off the queue; False where it is asked for already."""

@@ -25,7 +25,7 @@ from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.host_connection import set_tcp_options
 from vla_rl.actors.keys import read_keys, read_public_key
-from vla_rl.actors.placement import ChildProcess, KeyPair
+from vla_rl.actors.placement import MOST_SILENCE_S, ChildProcess, KeyPair
 from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.wire import (
     DeathNotice,
@@ -70,7 +70,7 @@ class HostServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gatekeeper = Gatekeeper(self._context, self._allowed)
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        set_tcp_options(router)
+        set_tcp_options(router, MOST_SILENCE_S)  # clients say less, each its own
         if self._max_bytes is not None:
             router.setsockopt(zmq.MAXMSGSIZE, self._max_bytes)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)

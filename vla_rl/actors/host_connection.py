@@ -1,8 +1,8 @@
 """Our end of the connection to another host: one encrypted socket, shared by all actors that we have there.
 
-ZeroMQ's own heartbeats, sent by its thread even while our loop is busy, notice a host that is gone within two seconds; the
-socket's monitor tells us, and every actor there ends for its caller. A lost connection is not resumed: a restart makes a
-new one.
+ZeroMQ's own heartbeats, sent by its thread even while our loop is busy, notice a host that is gone, by default within two
+seconds; the socket's monitor tells us, and every actor there ends for its caller. A lost connection is not resumed: a
+restart makes a new one.
 """
 
 import asyncio
@@ -27,19 +27,18 @@ from vla_rl.actors.wire import (
     unpack_envelope,
 )
 
-HEARTBEAT_INTERVAL_MS = 400
-HEARTBEAT_TIMEOUT_MS = 1200
 _HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
-def set_tcp_options(socket: zmq.Socket[bytes]) -> None:
-    """What both ends of a connection between hosts agree on."""
+def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
+    """What both ends of a connection between hosts agree on; each takes the shorter of both ends' `lost_after_s`."""
+    lost_after_ms = round(1000 * lost_after_s)
     lift_high_water_mark(socket)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, lost_after_ms // 3)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_after_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, lost_after_ms)
 
 
 class HostConnection:
@@ -50,7 +49,7 @@ class HostConnection:
         self._channels: dict[int, RemoteChannel] = {}
         self._next_id = 1
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        set_tcp_options(socket)
+        set_tcp_options(socket, host.lost_after_s)
         socket.curve_serverkey = host.server_public_key.encode()
         socket.curve_publickey = host.client_keys.public.encode()
         socket.curve_secretkey = host.client_keys.secret.encode()
@@ -123,6 +122,9 @@ class RemoteChannel:
     def unanswered(self) -> str:
         """The host, as long as it has not sent a word of the process."""
         return "" if self.pid else self._address
+
+    is_ending = False
+    """Its host tells of its end when all is over."""
 
     def send(self, frames: Frames) -> None:
         """Queue one message; where the host is gone it is dropped."""

@@ -44,6 +44,11 @@ class InLoopChannel:
         self._task = self._loop.create_task(self._live(table, build, mailbox, lag), name=f"actor {name}")
         self._task.add_done_callback(self._ended)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether its task has ended."""
+        return self._task.done()
+
     def send(self, frames: Frames) -> None:
         """Hand over a copy of one message; where the actor is gone it is dropped."""
         if self._server is not None and not self._task.done():

@@ -6,9 +6,10 @@ A forked child's parent is its fork server, whose end it may survive; its rope i
 import ctypes
 import fcntl
 import os
-import select
 import signal
 import threading
+
+from vla_rl.actors.readiness import is_ready
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -41,7 +42,7 @@ def die_with_pipe(pipe_fd: int) -> None:
     fcntl.fcntl(pipe_fd, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([pipe_fd], [], [], 0)[0]:  # it was closed before we asked
+    if is_ready(pipe_fd):  # it was closed before we asked
         os._exit(1)
 
 

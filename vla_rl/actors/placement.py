@@ -1,10 +1,12 @@
 """Where an actor runs, and what happens when it dies: plain values given to `spawn`."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 _MIB = 1 << 20
+MOST_SILENCE_S: Final = 60.0
+"""After which a host takes a client for lost that has not said what it wants (s)."""
 
 
 class InLoop(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +103,13 @@ class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     """Set on top of the server's environment."""
 
+    lost_after_s: float = 1.2
+    """Silence after which both ends take the connection for lost. ZeroMQ's threads break it every third of this, however
+    busy the processes are; machines that stand still for seconds, as virtual ones may, need more."""
+
     def __post_init__(self) -> None:
+        if not 0.1 <= self.lost_after_s <= MOST_SILENCE_S:
+            raise ValueError(f"lost_after_s is {self.lost_after_s}, expected 0.1 to {MOST_SILENCE_S:g} seconds.")
         if not self.address.startswith("tcp://"):
             raise ValueError(f"address is {self.address!r}, expected tcp://host:port of a vla_rl.actors.host server.")
 

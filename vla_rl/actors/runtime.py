@@ -82,7 +82,7 @@ class Runtime:
         self.name = name
         self._stop_grace_s = stop_grace_s
         self._living: set[_Record] = set()
-        self._connections: dict[tuple[str, str, str], HostConnection] = {}
+        self._connections: dict[tuple[str, str, str, float], HostConnection] = {}
         self._fork_servers = ForkServers(name)
         self._numbers = itertools.count()
         self._group: asyncio.TaskGroup | None = None
@@ -298,7 +298,7 @@ class Runtime:
         raise TypeError(f"placement is {placement!r}, expected InLoop, ChildProcess or RemoteHost.")
 
     def _connection(self, host: RemoteHost, context: zmq.Context[zmq.Socket[bytes]]) -> HostConnection:
-        key = (host.address, host.server_public_key, host.client_keys.public)
+        key = (host.address, host.server_public_key, host.client_keys.public, host.lost_after_s)
         connection = self._connections.get(key)
         if connection is None or connection.is_lost:
             connection = self._connections[key] = HostConnection(context, host)

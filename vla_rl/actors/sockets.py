@@ -32,7 +32,7 @@ _MESSAGES_A_TURN = 256
 _BATCHED_BELOW = 4096
 _MOST_IN_BATCH = 16
 """A full batch leaves at once, so that the other side begins while this one is still at work."""
-_POLLIN, _NOBLOCK = int(zmq.POLLIN), int(zmq.NOBLOCK)
+_POLLIN, _POLLOUT, _NOBLOCK = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.NOBLOCK)
 
 
 def lift_high_water_mark(socket: zmq.Socket[bytes]) -> None:
@@ -168,6 +168,11 @@ class LoopSocket(MessageSocket):
         if not self._comes_back:
             self._comes_back = True
             self._loop.call_soon(self._end_turn)
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether a PAIR socket has somebody at its other end, or ZeroMQ's thread has not read all that they sent."""
+        return bool(zmq_poll([(self._socket, _POLLOUT)], 0))
 
     def drain_all(self) -> None:
         """Deliver everything that has arrived, however much."""

@@ -33,6 +33,11 @@ class StartedProcess(Protocol):
         """Process id; 0 for as long as there is none."""
         ...
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known to be gone; `on_exit` follows, or was called."""
+        ...
+
     def kill(self) -> None:
         """SIGKILL, which also ends a stopped process; `on_exit` follows. Nothing happens where it is gone."""
         ...
@@ -58,7 +63,7 @@ class SpawnedProcess:
         with contextlib.suppress(BrokenPipeError):  # it is gone already, as its pidfd will tell
             self._process.stdin.write(len(words).to_bytes(4, "little") + words)
         self._pidfd = os.pidfd_open(self.pid)
-        self._is_gone = False
+        self.has_ended = False
         self._loop.add_reader(self._pidfd, self._end)
 
     @property
@@ -68,12 +73,12 @@ class SpawnedProcess:
 
     def kill(self) -> None:
         """SIGKILL, which also ends a stopped process."""
-        if not self._is_gone:
+        if not self.has_ended:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _end(self) -> None:
         returncode = self._process.wait()
-        self._is_gone = True
+        self.has_ended = True
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         assert self._process.stdin is not None
