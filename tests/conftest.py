@@ -1,5 +1,5 @@
 """What every test shares: threads that leave the other cores alone, the event loop that the product runs on, and chance
-that falls the same way in every run (`--hypothesis-profile default` looks for new examples)."""
+that falls the same way in every run, however slow (`--hypothesis-profile default` looks for new examples)."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 

@@ -210,8 +210,8 @@ async def test_replies_end_with_an_error_where_the_lane_is_closed_under_the_engi
     asked: list[asyncio.Future[Any]] = []
 
     async def close_the_lane_under_the_engine() -> None:
-        async with asyncio.timeout(10), TorchEngine(policy, lane, EngineConfig(max_batch=1)) as engine:
-            asked.append(asyncio.ensure_future(lane.run(is_let_go.wait, 10.0)))
+        async with asyncio.timeout(60), TorchEngine(policy, lane, EngineConfig(max_batch=1)) as engine:
+            asked.append(asyncio.ensure_future(lane.run(is_let_go.wait, 100.0)))
             asked.append(asyncio.ensure_future(engine.generate(said(0))))
             await until(lambda: engine.stats().num_batches == 1)
             asked.append(asyncio.ensure_future(lane.close()))

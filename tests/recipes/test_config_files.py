@@ -1,5 +1,7 @@
 """A configuration comes from a file and the command line, and nothing in either is ignored."""
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +90,23 @@ def test_help_may_be_read_in_part() -> None:
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.startswith("usage:")
     assert result.stderr == ""
+
+
+def test_help_may_be_read_until_only_its_last_buffer_is_missing() -> None:
+    command = [sys.executable, "-m", "vla_rl.recipes.srpo_toy", "--help"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    length = len(subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment).stdout)
+    reading, writing = os.pipe()
+    page = fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 4096)
+    with subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, env=environment) as program:
+        os.close(writing)
+        num_read = 0
+        while num_read < length - 2 * page:
+            num_read += len(os.read(reading, length - 2 * page - num_read))
+        os.close(reading)  # what the program writes now, it writes as it exits
+        assert program.stderr is not None
+        assert program.stderr.read() == b""
+        assert program.wait() == 0
 
 
 def test_help_teaches_every_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_demonstrations_are_recorded_taught_and_judged_in_libero(tmp_path: Path) -> None:
     assert [words[0] for words in commands()] == [f"vla_rl.recipes.{name}" for name in SMALLER]
     for module, *words in commands():

@@ -124,7 +124,11 @@ def run_recipe(
     """Run a recipe from the command line on uvloop; an error that we name ends it in one message, without a traceback."""
     try:
         try:
-            command = parse_command(launch_type, config_type, description)
+            try:
+                command = parse_command(launch_type, config_type, description)
+            except SystemExit:
+                sys.stdout.flush()  # the last of `--help`, while its reader may still be missed here
+                raise
         except BrokenPipeError:  # whoever reads `--help` has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0

@@ -65,6 +65,18 @@ async def test_an_engine_that_fails_in_the_middle_of_an_update_is_killed_and_the
     assert await asyncio.to_thread(broken.llm.process.wait) == -9
 
 
+@pytest.mark.parametrize("step", ["stage_weights", "apply_weights"])
+async def test_an_engine_that_dies_in_the_middle_of_an_update_holds_up_nobody(
+    publication: Publication, start: Start, step: str
+) -> None:
+    healthy, dying = await start(), await start()
+    dying.llm.dies_at.add(step)
+    async with asyncio.timeout(20):  # `update_timeout_s` is six times as long
+        await publication.publish(publication.write(weights(2), 2), [healthy, dying], began=0.0)
+    assert (healthy.is_ready, healthy.weight_version) == (True, 2)
+    assert (dying.is_ready, dying.cause) == (False, "its process was killed by SIGKILL")
+
+
 async def test_an_update_that_is_cancelled_while_it_is_applied_leaves_no_engine_with_older_weights(
     publication: Publication, start: Start
 ) -> None:

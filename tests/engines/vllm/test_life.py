@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -16,10 +15,13 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
+from processes import all_end
 from small_policies import log_prob_gap, moved, observe, oft_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.engines.vllm.adapter import AsyncLLM
+from vla_rl.engines.vllm.replica import Replica
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.serving import serve
@@ -73,7 +75,18 @@ async def team() -> AsyncIterator[Team]:
         yield Team(engine, lane, policy)
 
 
-async def test_requests_go_to_the_least_loaded_engine(team: Team) -> None:
+async def test_requests_go_to_the_least_loaded_engine(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, all_asked, encode = [], asyncio.Event(), AsyncLLM.encode
+
+    async def answer_once_all_have_asked(llm: AsyncLLM, *args: object) -> AsyncIterator[object]:
+        asked.append(llm)
+        if len(asked) >= 12:
+            all_asked.set()
+        await all_asked.wait()
+        async for output in encode(llm, *args):
+            yield output
+
+    monkeypatch.setattr(AsyncLLM, "encode", answer_once_all_have_asked)
     before = dict(team.engine.num_answers)
     assert len(before) == 2
     await asyncio.gather(*(team.ask(number) for number in range(12)))
@@ -110,11 +123,11 @@ async def test_a_frozen_engine_is_found_by_its_missing_token_and_replaced(team: 
     restarts = team.engine.num_restarts
     policy = moved(oft_policy(), 3)
     await team.publish(policy, 3)
+    ended = os.pidfd_open(frozen)
     os.kill(frozen, signal.SIGSTOP)
     while frozen in team.engine.pids:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    while psutil.pid_exists(frozen) and psutil.Process(frozen).status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(all_end, [ended], 120)
     while len(team.engine.pids) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     assert team.engine.num_restarts == restarts + 1
@@ -133,7 +146,16 @@ async def test_a_failed_update_leaves_no_engine_paused(team: Team) -> None:
     await asyncio.gather(*(team.ask(number) for number in range(4)))
 
 
-async def test_callers_of_an_engine_that_stays_dead_are_told_within_two_seconds() -> None:
+async def test_callers_of_an_engine_that_stays_dead_are_told_before_anything_of_it_is_cleaned_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_close, close = asyncio.Event(), Replica.close
+
+    async def close_later(replica: Replica) -> None:
+        await may_close.wait()
+        await close(replica)
+
+    monkeypatch.setattr(Replica, "close", close_later)
     policy, newer = oft_policy(), moved(oft_policy(), 3)
     config = EngineConfig(vllm=VllmConfig(attempts=1, max_restarts=0))
     async with DeviceLane(1) as lane:
@@ -153,10 +175,10 @@ async def test_callers_of_an_engine_that_stays_dead_are_told_within_two_seconds(
             os.kill(pid, signal.SIGSTOP)
             asking = [asyncio.create_task(engine.act(observe(number))) for number in range(8)]
             await asyncio.sleep(0.1)
-            killed_at = time.monotonic()
             os.kill(pid, signal.SIGKILL)
-            outcomes = await asyncio.gather(*asking, return_exceptions=True)
-            assert time.monotonic() - killed_at < 2.0
+            async with asyncio.timeout(60):
+                outcomes = await asyncio.gather(*asking, return_exceptions=True)
+            may_close.set()
             assert [type(outcome) for outcome in outcomes] == [ActorDied] * 8
             with pytest.raises(ActorDied, match=r"in a row, the last one: its process (is gone|was killed by SIGKILL)"):
                 await engine.act(observe(0))

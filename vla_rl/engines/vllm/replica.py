@@ -12,7 +12,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,13 +122,9 @@ class Replica:
         self.num_running += 1
         given_up = asyncio.timeout(None)
         try:
-            async with given_up:
-                self._asking.add(given_up)
-                try:
-                    async for output in ask(prompt, parameters, name):
-                        last = output
-                finally:
-                    self._asking.discard(given_up)
+            async with self._while_it_lives(given_up):
+                async for output in ask(prompt, parameters, name):
+                    last = output
         except EngineDeadError as error:
             raise self.note_death(self._how_it_ended()) from error
         except EngineGenerateError as error:
@@ -223,7 +219,8 @@ class Replica:
             # vLLM tells them too, but only once it has cleaned up
             now = asyncio.get_running_loop().time()
             for given_up in self._asking:
-                given_up.reschedule(now)
+                if not given_up.expired():
+                    given_up.reschedule(now)
         if frozen:
             self._kill()
         return ActorFrozen(self.name, self.pid, cause) if frozen else self.death()
@@ -291,14 +288,28 @@ class Replica:
         """
         limit_s = self._config.update_timeout_s if limit_s is None else limit_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with self._while_it_lives(asyncio.timeout(limit_s)):
                 return await call
         except EngineDeadError as error:
             raise self.note_death(self._how_it_ended()) from error
         except TimeoutError as error:
+            if self.died.is_set():
+                raise self.death() from error
             raise self.note_death(too_late or f"did not answer for {limit_s} s", frozen=True) from error
         except Exception as error:  # vLLM makes a plain one of whatever the process raised
             raise self._fault(error) from error
+
+    @contextlib.asynccontextmanager
+    async def _while_it_lives(self, limit: asyncio.Timeout) -> AsyncIterator[None]:
+        """Under `limit`, which is over with its process: what was sent to one that is dying is answered by nobody."""
+        async with limit:
+            self._asking.add(limit)
+            if self.died.is_set():
+                limit.reschedule(asyncio.get_running_loop().time())
+            try:
+                yield
+            finally:
+                self._asking.discard(limit)
 
     def _fault(self, error: BaseException) -> EngineFault:
         return EngineFault(f"engine {self.name!r} (pid {self.pid}) answered with an error: {error}")

@@ -21,6 +21,7 @@ class FakeLlm:
 
     Attributes:
         fails: methods whose call fails, as vLLM 0.32 tells it: by a plain `Exception`.
+        dies_at: methods of its process that end that process, and are never answered.
         done: methods that were called, in order.
         drained: set where nothing is being answered.
     """
@@ -28,12 +29,16 @@ class FakeLlm:
     def __init__(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         self.fails: set[str] = set()
+        self.dies_at: set[str] = set()
         self.done: list[str] = []
         self.drained = asyncio.Event()
         self.drained.set()
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         self._do(method)
+        if method in self.dies_at:
+            self.process.kill()
+            await asyncio.Event().wait()
         return [self.process.pid] if method == "process_id" else [0]
 
     async def pause_generation(self, mode: str, clear_cache: bool) -> None:
