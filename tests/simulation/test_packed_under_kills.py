@@ -1,6 +1,7 @@
 """The scheduler over processes with several environments each, while these are killed and frozen: nothing is lost."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -31,8 +32,9 @@ class Striker:
         """Four rows of small moves."""
         self.num_decisions += 1
         if self.pool is not None and self.num_decisions % KILL_EVERY == 0 and (pids := self.pool.pids):
-            os.kill(self._dice.choice(pids), self._dice.choice((signal.SIGKILL, signal.SIGSTOP)))
-            self.num_strikes += 1
+            with contextlib.suppress(ProcessLookupError):  # dead from a strike before, which no lease has met yet
+                os.kill(self._dice.choice(pids), self._dice.choice((signal.SIGKILL, signal.SIGSTOP)))
+                self.num_strikes += 1
         seen = int(observation["image"].sum()) % 97
         rows = np.random.default_rng([sampling.seed % 2**32, seen]).uniform(-0.2, 0.2, (4, 7)).astype(np.float32)
         numbers = np.zeros(4)
@@ -44,7 +46,11 @@ class Striker:
 async def train(runtime: Runtime, per_process: int, *, strikes: bool) -> tuple[list[bytes], int]:
     """What every update was made of, and how many processes were struck. The ledger is checked with every update."""
     simulators = SimulatorConfig(
-        num_envs=6, envs_per_process=per_process, step_timeout_s=0.5, reset_timeout_s=2.0, max_restarts=1000
+        num_envs=6,
+        envs_per_process=per_process,
+        step_timeout_s=0.5 if strikes else 60.0,
+        reset_timeout_s=2.0 if strikes else 60.0,
+        max_restarts=1000,
     )
     spec = EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"step_limit": 24})
     starts = [TaskStart(env=spec, task=f"start {i}", seed=i, options={"init_state_id": i}) for i in range(5)]

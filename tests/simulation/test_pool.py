@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pace import at_some_pace
 
 from vla_rl.actors import Runtime
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.simulation.process import SimulatorProcess
 from vla_rl.types import EpisodeSpec
 
 Episode = Callable[..., EpisodeSpec]
@@ -105,24 +108,31 @@ async def test_an_episode_prefers_the_simulator_that_holds_its_environment(runti
 async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
     runtime: Runtime, episode: Episode, tmp_path: Path, fault: str, error: type[Exception], per_process: int
 ) -> None:
-    config = SimulatorConfig(envs_per_process=per_process, num_envs=2, step_timeout_s=0.5)
-    kwargs: dict[str, Any] = {"fault": fault, "at_step": 3, "times": 1, "ledger": str(tmp_path)}
-    broken = episode(0, "vla_rl/faulty-v0", **kwargs)
-    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
-        (place, attempts), *others = await asyncio.gather(
-            play_again_where_lost(pool, broken),
-            *(play_again_where_lost(pool, episode(number)) for number in range(1, 6)),
-        )
-        assert attempts == 1
-        mates = [other_attempts for _, other_attempts in others]  # one more plays at the same time
-        assert mates == [0] * 5 if per_process == 1 else sum(mates) <= 1
-        assert place == await play(pool, episode(0))  # the sound environment, same seed
-        metrics = pool.metrics()
-        cause = "frozen" if error is ActorFrozen else "died"
-        assert metrics[f"simulation/replaced/{cause}"] == 1
-        assert sum(value for key, value in metrics.items() if "/replaced/" in key) == 1
-        async with pool.lease(episode(7)), pool.lease(episode(8)):
-            pass  # both seats are served again
+    async def lose_one(scale: float) -> None:
+        # resets too: where the process stops before the answer to one has left, the chunk's clock has not begun
+        limits = {"step_timeout_s": 0.5 * scale, "reset_timeout_s": 2.0 * scale}
+        config = SimulatorConfig(envs_per_process=per_process, num_envs=2, **limits)
+        ledger = tmp_path / f"{scale:g}"
+        ledger.mkdir()
+        kwargs: dict[str, Any] = {"fault": fault, "at_step": 3, "times": 1, "ledger": str(ledger)}
+        broken = episode(0, "vla_rl/faulty-v0", **kwargs)
+        async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+            (place, attempts), *others = await asyncio.gather(
+                play_again_where_lost(pool, broken),
+                *(play_again_where_lost(pool, episode(number)) for number in range(1, 6)),
+            )
+            assert attempts == 1
+            mates = [other_attempts for _, other_attempts in others]  # one more plays at the same time
+            assert mates == [0] * 5 if per_process == 1 else sum(mates) <= 1
+            assert place == await play(pool, episode(0))  # the sound environment, same seed
+            metrics = pool.metrics()
+            cause = "frozen" if error is ActorFrozen else "died"
+            assert metrics[f"simulation/replaced/{cause}"] == 1
+            assert sum(value for key, value in metrics.items() if "/replaced/" in key) == 1
+            async with pool.lease(episode(7)), pool.lease(episode(8)):
+                pass  # both seats are served again
+
+    await (at_some_pace(lose_one) if error is ActorFrozen else lose_one(120.0))  # a death needs no deadline
 
 
 async def test_a_simulator_that_dies_while_idle_costs_no_episode(
@@ -171,8 +181,9 @@ async def test_a_simulator_is_replaced_after_its_number_of_episodes(
 
 
 async def test_a_worn_out_simulator_plays_on_until_its_successor_is_up(
-    runtime: Runtime, episode: Episode, caplog: pytest.LogCaptureFixture
+    runtime: Runtime, episode: Episode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("vla_rl.simulation.pool.available_mb", lambda: math.inf)
     config = SimulatorConfig(num_envs=1, recycle_after_episodes=3)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         (first,) = pool.pids
@@ -208,8 +219,17 @@ async def test_without_room_for_two_the_old_simulator_goes_before_the_new_one_co
 
 
 async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_one_attempt(
-    runtime: Runtime, episode: Episode
+    runtime: Runtime, episode: Episode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    start, may_succeed = SimulatorProcess.start, asyncio.Event()
+
+    async def start_when_it_may(runtime: Runtime, name: str, *args: Any, **kwargs: Any) -> SimulatorProcess:
+        if name != "env-0":
+            await may_succeed.wait()
+        return await start(runtime, name, *args, **kwargs)
+
+    monkeypatch.setattr(SimulatorProcess, "start", start_when_it_may)
+    monkeypatch.setattr("vla_rl.simulation.pool.available_mb", lambda: math.inf)
     config = SimulatorConfig(num_envs=1, recycle_after_episodes=1)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         await play(pool, episode(0))
@@ -219,6 +239,7 @@ async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_o
                 await env.reset()
         assert pool.metrics()["simulation/replaced/recycle_after_episodes"] == 1
         assert pool.metrics()["simulation/replaced/died"] == 1
+        may_succeed.set()
         await play(pool, episode(1))
         assert pool.metrics()["simulation/replaced/died"] == 1
 

@@ -110,16 +110,22 @@ async def test_a_preparation_that_would_spoil_the_forks_ends_the_pool_with_the_r
 
 
 async def test_a_preparation_that_hangs_ends_the_pool_at_its_time(runtime: Runtime) -> None:
-    spec, config = EnvSpec(id="prepared_envs:test/Hangs-v0"), SimulatorConfig(prepare_timeout_s=6.0)
-    with pytest.raises(EnvError, match=r"not prepared in time: .*prepare_envs did not end within 6 s"):
-        async with asyncio.timeout(60), SimulatorPool(runtime, config, specs=[spec]):
-            pass
+    spec, reason = EnvSpec(id="prepared_envs:test/Hangs-v0"), ""
+    async with asyncio.timeout(90):
+        for limit_s in (4.0, 16.0, 30.0):  # a slow machine may still import at the first
+            with pytest.raises(EnvError, match=rf"not prepared in time: .* did not end within {limit_s:g} s") as caught:
+                async with SimulatorPool(runtime, SimulatorConfig(prepare_timeout_s=limit_s), specs=[spec]):
+                    pass
+            reason = str(caught.value)
+            if "prepare_envs did not end" in reason:
+                break
+    assert "prepare_envs did not end" in reason
 
 
 async def test_a_forked_simulator_whose_reset_hangs_is_killed_and_its_episode_plays_again(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    config = SimulatorConfig(num_envs=1, reset_timeout_s=2.0)
+    config = SimulatorConfig(num_envs=1, reset_timeout_s=5.0)
     spec = episode_of(BIG, 3, hang_once=str(tmp_path / "hung"))
     async with asyncio.timeout(60), SimulatorPool(runtime, config, specs=[BIG]) as pool:
         (frozen,) = pool.pids

@@ -1,6 +1,7 @@
 """Several environments in one process: each with its own episode and its own faults, all with the same end."""
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pace import at_some_pace
 
 from vla_rl.actors import Runtime
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
@@ -81,21 +83,24 @@ async def test_a_fault_reaches_only_the_episode_that_met_it(runtime: Runtime, ep
 async def test_the_end_of_a_process_is_told_to_everybody_in_it_and_counted_once(
     runtime: Runtime, episode: Episode, sent: signal.Signals, error: type[Exception]
 ) -> None:
-    config = SimulatorConfig(num_envs=6, envs_per_process=4, step_timeout_s=0.5)
-    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
-        async with leases(pool, [episode(number) for number in range(6)]) as envs:
-            struck = next(env.handle.process for env in envs if len(env.handle.process.simulators) == 4)
-            os.kill(struck.pid, sent)
-            outcomes = await asyncio.gather(*(outcome_of(env) for env in envs))
-            mates = [env.handle.process is struck for env in envs]
-            assert sum(mates) == 4
-            assert [type(outcome) is error for outcome in outcomes] == mates
-        assert len(set(await asyncio.gather(*(play(pool, episode(number)) for number in range(6))))) == 6
-        assert struck.pid not in pool.pids
-        counts = pool.metrics()
-        cause = "frozen" if error is ActorFrozen else "died"
-        assert counts[f"simulation/replaced/{cause}"] == 1
-        assert sum(count for key, count in counts.items() if "/replaced/" in key) == 1
+    async def strike(scale: float) -> None:
+        config = SimulatorConfig(num_envs=6, envs_per_process=4, step_timeout_s=0.5 * scale)
+        async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+            async with leases(pool, [episode(number) for number in range(6)]) as envs:
+                struck = next(env.handle.process for env in envs if len(env.handle.process.simulators) == 4)
+                os.kill(struck.pid, sent)
+                outcomes = await asyncio.gather(*(outcome_of(env) for env in envs))
+                mates = [env.handle.process is struck for env in envs]
+                assert sum(mates) == 4
+                assert [type(outcome) is error for outcome in outcomes] == mates
+            assert len(set(await asyncio.gather(*(play(pool, episode(number)) for number in range(6))))) == 6
+            assert struck.pid not in pool.pids
+            counts = pool.metrics()
+            cause = "frozen" if error is ActorFrozen else "died"
+            assert counts[f"simulation/replaced/{cause}"] == 1
+            assert sum(count for key, count in counts.items() if "/replaced/" in key) == 1
+
+    await (at_some_pace(strike) if error is ActorFrozen else strike(120.0))  # a death needs no deadline
 
 
 async def test_a_death_that_one_met_is_not_handed_to_the_next(runtime: Runtime, episode: Episode) -> None:
@@ -112,7 +117,10 @@ async def test_a_death_that_one_met_is_not_handed_to_the_next(runtime: Runtime, 
         assert pool.metrics()["simulation/idle"] == 4
 
 
-async def test_a_worn_out_process_hands_over_seat_by_seat(runtime: Runtime, episode: Episode) -> None:
+async def test_a_worn_out_process_hands_over_seat_by_seat(
+    runtime: Runtime, episode: Episode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.simulation.pool.available_mb", lambda: math.inf)
     config = SimulatorConfig(num_envs=3, envs_per_process=3, recycle_after_episodes=2)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0)]) as (long,):
@@ -170,8 +178,12 @@ import gymnasium
 from vla_rl.envs.toy.reach import ToyReachEnv
 
 class SlowToReset(ToyReachEnv):
+    def __init__(self, takes_s):
+        super().__init__()
+        self.takes_s = takes_s
+
     def reset(self, *, seed=None, options=None):
-        threading.Event().wait(0.35)
+        threading.Event().wait(self.takes_s)
         return super().reset(seed=seed, options=options)
 
 gymnasium.register(id="test/slow_to_reset-v0", entry_point="slow_to_reset:SlowToReset")
@@ -182,15 +194,18 @@ async def test_the_clock_of_a_reset_does_not_run_while_another_one_is_at_work(
     runtime: Runtime, episode: Episode, import_folder: Path
 ) -> None:
     (import_folder / "slow_to_reset.py").write_text(SLOW_TO_RESET)
-    config = SimulatorConfig(num_envs=4, envs_per_process=4, reset_timeout_s=1.2)  # four of them take 1.4 s
-    slow = [episode(number, "slow_to_reset:test/slow_to_reset-v0") for number in range(4)]
-    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool, leases(pool, slow) as envs:
-        assert [(await env.step(STILL))[2] for env in envs] == [False] * 4
+
+    async def reset_four(scale: float) -> None:
+        config = SimulatorConfig(num_envs=4, envs_per_process=4, reset_timeout_s=1.2 * scale)
+        kwargs = {"takes_s": 0.35 * scale}  # four of them take longer than the limit
+        slow = [episode(number, "slow_to_reset:test/slow_to_reset-v0", **kwargs) for number in range(4)]
+        async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool, leases(pool, slow) as envs:
+            assert [(await env.step(STILL))[2] for env in envs] == [False] * 4
+
+    await at_some_pace(reset_four)
 
 
-async def test_all_environments_of_a_process_are_closed_with_it(
-    runtime: Runtime, import_folder: Path, tmp_path: Path
-) -> None:
+async def test_all_environments_of_a_process_are_closed_with_it(import_folder: Path, tmp_path: Path) -> None:
     (import_folder / "tells_its_end.py").write_text(
         "from pathlib import Path\n"
         "import gymnasium\n"
@@ -205,7 +220,7 @@ async def test_all_environments_of_a_process_are_closed_with_it(
         "gymnasium.register(id='test/tells_its_end-v0', entry_point='tells_its_end:TellsItsEnd')\n"
     )
     files = [tmp_path / f"closed-{number}" for number in range(2)]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60), Runtime(name="test", stop_grace_s=30.0) as runtime:
         process = await SimulatorProcess.start(runtime, "two", SimulatorConfig(), num_envs=2)
         for simulator, file in zip(process.simulators, files, strict=True):
             await simulator.open(EnvSpec(id="tells_its_end:test/tells_its_end-v0", kwargs={"file": str(file)}))

@@ -145,7 +145,7 @@ def faulty(fault: str) -> EnvSpec:
 def test_a_fault_in_one_environment_is_raised_and_closing_leaves_no_process(
     fault: str, error: type[Exception], per_process: int
 ) -> None:
-    config = SimulatorConfig(step_timeout_s=0.5, envs_per_process=per_process)
+    config = SimulatorConfig(step_timeout_s=5.0 if fault == "stop" else 60.0, envs_per_process=per_process)
     envs = make_vec(faulty(fault), 2, config=config)
     pids = [process.pid for process in envs._processes]
     envs.reset(seed=0)
