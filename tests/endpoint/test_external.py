@@ -108,19 +108,56 @@ async def test_a_program_that_never_answers_is_ended_with_what_it_started(endpoi
     play = external_agent([sys.executable, "-c", program], endpoint, timeout_s=1.0)
     with pytest.raises(ActorFrozen, match="it said nothing within timeout_s=1"):
         await play(AskOnce(), BytePolicy("42"))
-    assert not [process for process in psutil.process_iter(["cmdline"]) if "8765.5" in (process.info["cmdline"] or [])]
+    while is_running("8765.5"):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
 
 
-async def test_an_agent_that_never_answers_is_cut_off_with_what_it_said(endpoint: Endpoint) -> None:
+async def test_a_program_that_is_given_up_while_it_starts_is_ended_with_what_it_started(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = asyncio.create_subprocess_exec
+
+    async def create_slowly(*args: Any, **kwargs: Any) -> asyncio.subprocess.Process:
+        process = await create(*args, **kwargs)
+        while not is_running("8764.5"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        await asyncio.sleep(0)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create_slowly)
+    play = external_agent([sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '8764.5'])"], endpoint)
+    playing = asyncio.ensure_future(play(AskOnce(), BytePolicy("42")))
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    while is_running("8764.5"):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+def is_running(argument: str) -> bool:
+    return any(argument in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+
+
+async def test_an_agent_that_never_answers_is_cut_off_with_what_it_said(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout, deadlines = asyncio.timeout, dict[float | None, asyncio.Timeout]()
+
+    def noted(delay_s: float | None) -> asyncio.Timeout:
+        deadlines[delay_s] = timeout(delay_s)
+        return deadlines[delay_s]
+
     async def agent(task: ExternalTask) -> str:
         headers, asked = {"Authorization": f"Bearer {task.api_key}"}, {"messages": [{"role": "user", "content": "?"}]}
         url = f"{task.base_url}/chat/completions"  # without the client, which takes its time to begin
         async with aiohttp.ClientSession() as client, client.post(url, json=asked, headers=headers) as response:
             assert response.status == 200
+        deadlines[3600.5].reschedule(asyncio.get_running_loop().time())  # now that it has said something
         await asyncio.Event().wait()
         return ""
 
-    trajectory = await external_agent(agent, endpoint, timeout_s=5.0)(AskOnce(), BytePolicy("42"))
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    trajectory = await external_agent(agent, endpoint, timeout_s=3600.5)(AskOnce(), BytePolicy("42"))
     assert (texts_of(trajectory), trajectory.undiscounted_return) == (["42"], 0.0)
     assert trajectory.stop_reason is StopReason.DEADLINE
 

@@ -251,9 +251,10 @@ async def test_what_is_still_being_answered_is_given_up_with_the_session_or_the_
         client = client_of(session)
         asking = asyncio.create_task(client.chat.completions.create(model="m", messages=ASK))
         await policy.asked.wait()
-    await policy.given_up.wait()
-    with pytest.raises((openai.APIConnectionError, openai.InternalServerError)):
-        await asking
+    async with client:
+        await policy.given_up.wait()
+        with pytest.raises((openai.APIConnectionError, openai.InternalServerError)):
+            await asking
     policy.asked.clear()
     policy.given_up.clear()
     with endpoint.session(policy) as session:

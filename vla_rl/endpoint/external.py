@@ -125,14 +125,7 @@ class _Program:
         self._command = command
 
     async def __call__(self, task: ExternalTask) -> str:
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**inherited_environment(), "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key},
-            start_new_session=True,
-        )
+        process = await self._start(task)
         try:
             async with asyncio.TaskGroup() as group:
                 assert process.stdin is not None
@@ -152,6 +145,31 @@ class _Program:
                 f"the external agent {self._command[0]!r} ended with exit code {code}; its last words:\n    {last}"
             )
         return out.result().strip()
+
+    async def _start(self, task: ExternalTask) -> asyncio.subprocess.Process:
+        """A cancellation is let through only once the process stands: half started, it would be ended alone."""
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env={**inherited_environment(), "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key},
+                start_new_session=True,
+            )
+        )
+        cancelled: asyncio.CancelledError | None = None
+        while not starting.done():
+            try:
+                await asyncio.wait([starting])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is None:
+            return starting.result()
+        if starting.exception() is None:
+            _kill_group(starting.result().pid)
+            await starting.result().wait()
+        raise cancelled
 
 
 def _kill_group(pid: int) -> None:
