@@ -5,17 +5,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from pace import at_some_pace
 
 from vla_rl.errors import ConfigError
-from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig, function_path
+from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig, descendants, function_path, keeper_process
 from vla_rl.sandbox import sandbox as sandbox_module
-from vla_rl.sandbox.descendants import descendants_of
+from vla_rl.sandbox.descendants import descendants_of, kill_all_below, kill_with_all_below
 from vla_rl.sandbox.keeper_process import KeeperProcess
 from vla_rl.sandbox.protocol import Ended
 
@@ -35,6 +38,22 @@ async def until(is_so: Callable[[], bool]) -> None:
     """Other processes tell nobody when they begin or end."""
     while not is_so():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
+
+
+def said_by(program: str, *arguments: object) -> str:
+    """What a program of its own prints: one that forks, as a keeper does, has no threads."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def is_gone(pid: int) -> bool:
+    """Dead; somebody else may have to reap it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 async def test_a_function_is_called_with_values_and_gives_one_back(sandbox: Sandbox) -> None:
@@ -70,12 +89,15 @@ async def test_a_module_or_function_that_is_not_there_is_told(sandbox: Sandbox) 
 
 
 async def test_a_hung_function_is_killed_at_its_deadline_and_others_go_on(sandbox: Sandbox) -> None:
-    hung = asyncio.create_task(sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=5.0)))
-    assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 1})).value == 2
-    assert not hung.done()
-    result = await hung
-    assert (result.fault, result.text) == ("timed_out", "it took longer than 5 s and was stopped")
-    assert children_of_keeper(sandbox) == []
+    async def at(scale: float) -> None:
+        hung = asyncio.create_task(sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=scale)))
+        answer = await sandbox.call("misbehaving:add", {"left": 1, "right": 1})
+        was_hung, result = not hung.done(), await hung
+        assert (answer.value, was_hung) == (2, True)
+        assert (result.fault, result.text) == ("timed_out", f"it took longer than {scale:g} s and was stopped")
+        assert children_of_keeper(sandbox) == []
+
+    await at_some_pace(at)
 
 
 async def test_a_gigabyte_of_output_is_cut_off_and_its_beginning_kept(sandbox: Sandbox) -> None:
@@ -102,7 +124,7 @@ async def test_an_answer_that_no_message_can_have_is_an_error(sandbox: Sandbox) 
 
 
 async def test_a_function_that_forks_without_end_is_stopped_early(sandbox: Sandbox) -> None:
-    result = await sandbox.call("misbehaving:forks_without_end", {}, ProcessLimits(timeout_s=3.0, max_processes=8))
+    result = await sandbox.call("misbehaving:forks_without_end", {}, ProcessLimits(timeout_s=30.0, max_processes=8))
     assert result.fault in ("raised", "too_many_processes")
     assert len(children_of_keeper(sandbox)) == 0
 
@@ -111,7 +133,7 @@ async def test_a_call_may_have_as_many_processes_as_it_is_told(sandbox: Sandbox)
     limits = ProcessLimits(max_processes=4)
     within = await sandbox.call("misbehaving:forks", {"times": 3}, limits)
     assert (within.value, within.fault) == (4, None)
-    beyond = await sandbox.call("misbehaving:forks", {"times": 4}, limits)
+    beyond = await sandbox.call("misbehaving:forks", {"times": 4, "seconds": 100.0}, limits)
     assert beyond.fault in ("raised", "too_many_processes")
 
 
@@ -133,10 +155,29 @@ print(ended.fault, "|", ended.words)
 
 
 def test_a_call_that_gets_no_namespaces_where_others_do_is_not_run(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", UNISOLATED, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.startswith("not_isolated | the kernel gave it no namespaces of its own"), done.stderr
+    assert said_by(UNISOLATED, tmp_path).startswith("not_isolated | the kernel gave it no namespaces of its own")
     assert not list(tmp_path.iterdir())
+
+
+NAMESPACES_LATER = """
+import sys
+from vla_rl.sandbox import keeper
+
+def try_isolation(*, network):
+    with open(sys.argv[1], "a") as tries:
+        tries.write(".")
+        return tries.tell() > int(sys.argv[2])
+
+keeper.try_isolation = try_isolation
+print(keeper._kernel_isolates())
+"""
+
+
+@pytest.mark.parametrize(("num_refusals", "isolates"), [(0, True), (2, True), (100, False)])
+def test_a_kernel_is_taken_for_one_that_never_isolates_only_after_several_tries(
+    num_refusals: int, isolates: bool, tmp_path: Path
+) -> None:
+    assert said_by(NAMESPACES_LATER, tmp_path / "tries", num_refusals) == f"{isolates}\n"
 
 
 @pytest.mark.parametrize(("num_refusals", "fault"), [(2, None), (100, "not_isolated")])
@@ -192,8 +233,13 @@ async def test_what_is_asked_for_is_in_the_environment() -> None:
 
 
 async def test_no_other_process_can_be_killed_from_inside(sandbox: Sandbox) -> None:
-    program = "import os\ntry:\n    os.kill(-1, 9)\nexcept ProcessLookupError:\n    print('nobody is there')"
-    assert (await sandbox.run_program(program)).stdout == "nobody is there\n"
+    look = "import os\nif os.getpid() != 1:\n    raise SystemExit('not isolated')\n"
+    result = await sandbox.run_program(
+        look + "try:\n    os.kill(-1, 9)\nexcept ProcessLookupError:\n    print('nobody is there')"
+    )
+    if "not isolated" in result.text:
+        pytest.skip("this kernel gives no namespaces to us")
+    assert result.stdout == "nobody is there\n"
 
 
 async def test_a_program_reads_its_input_and_says_how_it_ended(sandbox: Sandbox) -> None:
@@ -233,9 +279,114 @@ print(ended.fault, "|", ended.words)
 
 
 def test_a_busy_loop_ends_by_the_clock_also_where_the_kernel_is_first_to_end_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", NOBODY_LOOKS_AT_THE_CLOCK, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "timed_out | it took longer than 0.5 s and was stopped\n", done.stderr
+    assert said_by(NOBODY_LOOKS_AT_THE_CLOCK, tmp_path) == "timed_out | it took longer than 0.5 s and was stopped\n"
+
+
+KILLED_BY_SOMEBODY = """
+import os, select, sys, types
+from pathlib import Path
+from vla_rl.sandbox import running
+from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox.protocol import ProgramCall
+
+folder, number, cpu_s, timeout_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+wait4 = os.wait4
+os.wait4 = lambda pid, options: (*wait4(pid, options)[:2], types.SimpleNamespace(ru_utime=cpu_s, ru_stime=0.0))
+program = f"import os; os.kill(os.getpid(), {number})"
+limits = ProcessLimits(timeout_s=timeout_s, cpu_s=1)
+call = running.RunningCall(ProgramCall(0, program, "", limits), folder, can_isolate=False)
+select.select([call.pidfd], [], [])
+ended = call.ended()
+print(ended.fault, "|", ended.words)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "cpu_s", "timeout_s", "told"),
+    [
+        (signal.SIGKILL, 0.69, 1000.0, "timed_out | it took longer than 1 s of CPU time and was stopped"),
+        (signal.SIGKILL, 0.05, 1000.0, "died | its process was killed by SIGKILL; its limit is 2048 MiB of memory"),
+        (signal.SIGKILL, 0.05, 1e-6, "timed_out | it took longer than 1e-06 s and was stopped"),
+        (signal.SIGSEGV, 1.0, 1e-6, "died | its process was killed by SIGSEGV; its limit is 2048 MiB of memory"),
+    ],
+)
+def test_who_was_killed_by_the_kernel_is_told_why(
+    number: int, cpu_s: float, timeout_s: float, told: str, tmp_path: Path
+) -> None:
+    """The kernel counts CPU time in ticks, and may find a second of it where there were 0.7."""
+    assert said_by(KILLED_BY_SOMEBODY, tmp_path, int(number), cpu_s, timeout_s) == f"{told}\n"
+
+
+NOBODY_LOOKS_FOR_A_WHILE = """
+import select, sys
+from pathlib import Path
+from vla_rl.sandbox import running
+from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox.protocol import ProgramCall
+
+call = running.RunningCall(ProgramCall(0, "print(5)", "", ProcessLimits()), Path(sys.argv[1]), can_isolate=False)
+select.select([call.pidfd], [], [])
+call.check(call.deadline + 1.0)
+ended = call.ended()
+print(ended.fault, ended.stdout)
+"""
+
+
+def test_a_call_that_ended_while_its_keeper_was_at_an_import_keeps_its_answer(tmp_path: Path) -> None:
+    assert said_by(NOBODY_LOOKS_FOR_A_WHILE, tmp_path) == "None b'5\\n'\n"
+
+
+ORPHANED = """
+import os, select, signal, sys, time
+from pathlib import Path
+from vla_rl.sandbox import child, running
+from vla_rl.sandbox.descendants import become_subreaper
+from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox.protocol import ProgramCall
+
+folder, who = Path(sys.argv[1]), sys.argv[2]
+fork, fork_as_first_process = os.fork, child._fork_as_first_process
+
+def end_the_keeper():
+    keeper = os.getppid()
+    os.kill(keeper, signal.SIGKILL)
+    while os.getppid() == keeper:
+        time.sleep(0.001)
+
+def fork_and_end():
+    reading, writing = os.pipe()
+    if fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(writing)
+    os.read(reading, 1)  # until the other closed it by its end
+    time.sleep(0.1)
+    return 0
+
+def orphan_the_first_process():
+    os.fork = fork_and_end
+    fork_as_first_process()
+
+if who == "keeper":
+    child.become_subreaper = end_the_keeper
+else:
+    child._fork_as_first_process = orphan_the_first_process
+become_subreaper()
+if fork() == 0:
+    call = ProgramCall(0, f"open({str(folder / 'ran')!r}, 'w')", "", ProcessLimits())
+    running_call = running.RunningCall(call, folder, can_isolate=who != "keeper")
+    select.select([running_call.pidfd], [], [])
+    os._exit(0)
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    print("ran" if (folder / "ran").exists() else "not run")
+"""
+
+
+@pytest.mark.parametrize("who", ["keeper", "parent of the first process"])
+def test_a_process_whose_parent_died_before_it_could_ask_to_die_with_it_does_not_run(who: str, tmp_path: Path) -> None:
+    assert said_by(ORPHANED, tmp_path, who) == "not run\n"
 
 
 async def test_a_cancelled_call_ends_its_process(sandbox: Sandbox) -> None:
@@ -248,10 +399,13 @@ async def test_a_cancelled_call_ends_its_process(sandbox: Sandbox) -> None:
 
 
 async def test_calls_beyond_the_limit_wait_and_their_deadline_has_not_begun() -> None:
-    async with Sandbox(SandboxConfig(max_calls=1)) as sandbox:
-        limits = ProcessLimits(timeout_s=4.0)
-        calls = [sandbox.call("misbehaving:sleeps", {"seconds": 1.1}, limits) for _ in range(4)]
-        assert [result.value for result in await asyncio.gather(*calls)] == ["awake"] * 4
+    async def at(scale: float) -> None:
+        async with Sandbox(SandboxConfig(max_calls=1)) as sandbox:
+            holder = sandbox.call("misbehaving:sleeps", {"seconds": 1.2 * scale}, ProcessLimits(timeout_s=60.0))
+            waiter = sandbox.call("misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=scale))
+            assert [result.value for result in await asyncio.gather(holder, waiter)] == ["awake", 3]
+
+    await at_some_pace(at)
 
 
 async def test_faults_cost_no_place() -> None:
@@ -272,11 +426,6 @@ async def test_a_keeper_that_dies_is_replaced_and_its_calls_are_told(sandbox: Sa
     assert (await hung).text == "the process that keeps it died"
     assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
     assert not Path(folder).parent.exists()
-
-
-def is_gone(pid: int) -> bool:
-    """Dead; somebody else may have to reap it."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 async def stuck_keeper(sandbox: Sandbox) -> tuple["asyncio.Task[CallResult]", list[int], Path]:
@@ -318,27 +467,63 @@ async def test_nothing_is_left_of_a_keeper_that_is_stuck_when_its_sandbox_is_clo
     assert not folder.exists()
 
 
-async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothing() -> None:
-    async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
+async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kill, is_cancelled, killed = keeper_process.kill_with_all_below, threading.Event(), list[int]()
+
+    def kill_later(pid: int) -> None:
+        is_cancelled.wait(60)
+        time.sleep(1.0)
+        kill(pid)
+        killed.append(pid)
+
+    monkeypatch.setattr(keeper_process, "kill_with_all_below", kill_later)
+    async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
         running, processes, folder = await stuck_keeper(sandbox)
         call = asyncio.create_task(sandbox.call("misbehaving:raises", {}, ProcessLimits(timeout_s=0.5)))
         assert (await running).fault == "died"  # told as soon as the keeper is given up
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+        is_cancelled.set()
         assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
+        assert killed == processes[:1]
         assert all(map(is_gone, processes))
         assert not folder.exists()
 
 
 async def test_a_keeper_that_imports_is_not_stuck() -> None:
-    async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
+    async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=5.0)) as sandbox:
         await sandbox.call("misbehaving:folder")
-        hung = asyncio.create_task(sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=0.5)))
+        hung = asyncio.create_task(sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=1.0)))
         await until(lambda: bool(children_of_keeper(sandbox)))
         keeper = sandbox.keeper_pid
-        assert (await sandbox.call("slow_to_import:answer", {}, ProcessLimits(timeout_s=1.0))).value == 42
+        assert (await sandbox.call("slow_to_import:answer", {}, ProcessLimits(timeout_s=30.0))).value == 42
         assert (await hung).fault == "timed_out"
+        assert sandbox.keeper_pid == keeper
+
+
+async def test_a_keeper_that_is_asked_for_an_import_in_the_last_look_is_not_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait = asyncio.wait
+    async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
+        await sandbox.call("misbehaving:folder")
+        keeper = sandbox.keeper_pid
+        assert keeper is not None
+
+        async def look(answers: set[asyncio.Future[Ended]], timeout: float) -> object:
+            found = await wait(answers, timeout=timeout)
+            if timeout == keeper_process._LAST_LOOK_S:
+                await sandbox.preload("colorsys")
+                os.kill(keeper, signal.SIGCONT)
+            return found
+
+        monkeypatch.setattr(asyncio, "wait", look)
+        os.kill(keeper, signal.SIGSTOP)
+        limits = ProcessLimits(timeout_s=0.25)
+        assert (await sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, limits)).fault == "timed_out"
         assert sandbox.keeper_pid == keeper
 
 
@@ -351,7 +536,7 @@ async def test_nothing_is_left_after_a_sandbox_is_closed() -> None:
         keeper, children = sandbox.keeper_pid, children_of_keeper(sandbox)
         assert keeper is not None
     assert (await task).fault == "died"
-    assert not [pid for pid in (keeper, *children) if psutil.pid_exists(pid)]
+    assert all(map(is_gone, (keeper, *children)))
     with pytest.raises(RuntimeError, match="not open"):
         await sandbox.call("misbehaving:raises")
 
@@ -369,11 +554,71 @@ def test_nothing_is_left_after_our_own_process_is_killed(tmp_path: Path) -> None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         keeper = psutil.Process(int(process.stdout.readline()))
-        process.kill()
         assert list(tmp_path.iterdir())
-    psutil.wait_procs([keeper], timeout=20)
+        process.kill()
+    psutil.wait_procs([keeper], timeout=60)
     assert not keeper.is_running()
     assert not list(tmp_path.iterdir())
+
+
+FAMILY = """
+import os, sys, time
+from vla_rl.sandbox.descendants import become_subreaper
+become_subreaper()
+if os.fork() == 0:
+    if os.fork() == 0:
+        print("begun", flush=True)
+    time.sleep(1000)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[int, int, int]]:
+    """A process, its child and its grandchild, which is handed to the first if the second dies."""
+    with subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        parent, grandchild = descendants_of(process.pid)
+        yield process.pid, parent, grandchild
+        kill_with_all_below(process.pid)
+
+
+def test_who_is_killed_and_takes_its_time_to_die_is_waited_for(
+    family: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, *below = family
+    kill, timers = os.kill, dict[int, threading.Timer]()
+
+    def kill_late(pid: int, number: int) -> None:
+        if number == signal.SIGKILL and pid not in timers:
+            timers[pid] = threading.Timer(1.5, kill, (pid, number))
+            timers[pid].start()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "kill", kill_late)
+        kill_all_below(pid)
+    for timer in timers.values():
+        timer.cancel()
+    assert all(map(is_gone, below))
+
+
+def test_an_orphan_of_one_that_dies_as_we_look_is_killed_too(
+    family: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, parent, grandchild = family
+    children_of = descendants.children_of
+
+    def too_late(pid: int) -> list[int]:
+        if pid == parent and not is_gone(parent):
+            os.kill(parent, signal.SIGKILL)
+            while not is_gone(parent):
+                time.sleep(0.001)
+        return children_of(pid)
+
+    monkeypatch.setattr(descendants, "children_of", too_late)
+    kill_all_below(pid)
+    assert is_gone(grandchild)
 
 
 def test_a_function_that_no_other_process_can_find_is_refused() -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from pace import at_some_pace
 
 from vla_rl.errors import ConfigError, DataError, EnvError
 from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig
@@ -55,7 +56,8 @@ async def test_exact_and_match_compare_texts(sandbox: Sandbox) -> None:
     assert sandbox.keeper_pid is None  # nothing to run
 
 
-async def test_math_sees_through_notation(sandbox: Sandbox) -> None:
+async def test_math_sees_through_notation(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorers, "_MATH_LIMITS", ProcessLimits(timeout_s=60.0))
     cases = [
         (r"thus \boxed{\frac{1}{2}}", "0.5", 1.0),
         (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0),
@@ -117,20 +119,32 @@ def test_the_program_is_the_last_block_of_python(reply: str, program: str) -> No
     assert last_program(reply) == program
 
 
-async def test_the_tests_of_a_row_have_a_budget_together(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scorers, "_CODE_BUDGET_S", 10.0)
-    slow = "```python\nimport time\ntime.sleep(5.5)\nprint(5)\n```"
-    found = await score(sandbox, "code", slow, [{"stdin": "", "stdout": "5\n"}] * 4)
-    assert (found.value, found.fault) == (0.25, "timed_out")
-    assert sandbox.counts == {"done": 1, "timed_out": 1}
+def slow_program(seconds: float) -> str:
+    return f"```python\nimport time\ntime.sleep({seconds})\nprint(5)\n```"
+
+
+async def test_the_tests_of_a_row_have_a_budget_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at(scale: float) -> None:
+        monkeypatch.setattr(scorers, "_CODE_BUDGET_S", 2.0 * scale)
+        async with Sandbox() as sandbox:
+            found = await score(sandbox, "code", slow_program(1.1 * scale), [{"stdin": "", "stdout": "5\n"}] * 3)
+        assert (found.value, found.fault) == (1 / 3, "timed_out")
+        assert sandbox.counts == {"done": 1, "timed_out": 1}
+
+    monkeypatch.setattr(scorers, "_CODE_LIMITS", ProcessLimits(timeout_s=600.0, network=False))
+    await at_some_pace(at)
 
 
 async def test_waiting_for_a_place_in_the_sandbox_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scorers, "_CODE_BUDGET_S", 8.0)
-    slow = "```python\nimport time\ntime.sleep(3)\nprint(5)\n```"
-    async with asyncio.timeout(100), Sandbox(SandboxConfig(max_calls=1)) as sandbox:
-        rows = [score(sandbox, "code", slow, [{"stdin": "", "stdout": "5\n"}]) for _ in range(3)]
-        assert [found.value for found in await asyncio.gather(*rows)] == [1.0] * 3
+    async def at(scale: float) -> None:
+        monkeypatch.setattr(scorers, "_CODE_BUDGET_S", scale)
+        async with Sandbox(SandboxConfig(max_calls=1)) as sandbox:
+            program, tests = slow_program(0.25 * scale), [{"stdin": "", "stdout": "5\n"}] * 2
+            rows = [score(sandbox, "code", program, tests) for _ in range(4)]
+            assert [found.value for found in await asyncio.gather(*rows)] == [1.0] * 4
+
+    monkeypatch.setattr(scorers, "_CODE_LIMITS", ProcessLimits(timeout_s=600.0, network=False))
+    await at_some_pace(at)
 
 
 async def test_a_kernel_that_isolates_nothing_says_nothing_of_a_reply(

@@ -6,6 +6,7 @@ import fcntl
 import importlib
 import os
 import resource
+import select
 import signal
 import sys
 from pathlib import Path
@@ -31,11 +32,11 @@ _MIB: Final = 1 << 20
 
 
 def run_call(
-    call: FunctionCall | ProgramCall, folder: Path, fds: tuple[int, int, int], *, can_isolate: bool
+    call: FunctionCall | ProgramCall, folder: Path, fds: tuple[int, int, int], *, can_isolate: bool, keeper_pid: int
 ) -> NoReturn:
     """Do what was asked, and end; where `can_isolate` turns out to be wrong, end without having done it.
 
-    `fds`: where stdout, stderr and the result go.
+    `fds`: where stdout, stderr and the result go. `keeper_pid`: of the process that forked this one.
     """
     try:
         os.setsid()
@@ -45,6 +46,8 @@ def run_call(
             _write_all(RESULT_FD, NOT_ISOLATED)
             os._exit(1)
         _die_with_parent()  # a change of namespaces would undo it
+        if os.getppid() != keeper_pid:  # it died before that
+            os._exit(1)
         if can_isolate:
             _fork_as_first_process()
         _set_limits(call.limits, is_program=isinstance(call, ProgramCall), is_alone=can_isolate)
@@ -106,9 +109,14 @@ def _die_with_parent() -> None:
 
 def _fork_as_first_process() -> None:
     """Go on in a child, the first of the new namespace; this process waits, and ends as it does."""
+    reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(writing)
         _die_with_parent()
+        if select.select([reading], [], [], 0)[0]:  # it died before that; its number reads 0 from here, dead or not
+            os._exit(1)
+        os.close(reading)
         return
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):

@@ -6,13 +6,17 @@ or two forks notwithstanding, so that everything stays reachable from `/proc/<pi
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Final
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_MOST_ROUNDS: Final = 1000
+_MOST_S: Final = 10.0
+_ROUNDS_WITHOUT_PAUSE: Final = 5
+_PAUSE_S: Final = 0.001
 
 
 def become_subreaper() -> None:
@@ -44,15 +48,24 @@ def descendants_of(pid: int, most: int = 1 << 20) -> list[int]:
 
 
 def kill_all_below(pid: int) -> None:
-    """Kill everything below a live process. Each round stops before it kills, so that what forks cannot outrun it."""
-    for _ in range(_MOST_ROUNDS):
-        living = [child for child in descendants_of(pid) if _is_alive(child)]
-        if not living:
-            return
+    """Kill everything below a live process, and wait until it is dead: 10 s at most, as a process dies on its own CPU time.
+
+    Each round stops before it kills, so that what forks cannot outrun it.
+    """
+    dead: set[int] = set()
+    until = time.monotonic() + _MOST_S
+    for num_rounds in itertools.count():
+        found = descendants_of(pid)
+        if dead.issuperset(found) or time.monotonic() > until:
+            return  # nobody died as we looked, whose orphans had not been handed on yet
+        living = [child for child in found if _is_alive(child)]
+        dead = set(found).difference(living)
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for child in living:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(child, number)
+        if num_rounds >= _ROUNDS_WITHOUT_PAUSE:
+            time.sleep(_PAUSE_S)
 
 
 def kill_with_all_below(pid: int) -> None:

@@ -37,6 +37,9 @@ from vla_rl.sandbox.running import RunningCall
 CHECK_EVERY_S: Final = 0.02
 """How often the processes of running calls are counted."""
 
+_ISOLATION_TRIED_AFTER_S: Final = (0.0, 0.05, 0.1, 0.15)
+"""A kernel that is out of namespaces for a moment is no kernel that gives none."""
+
 
 class Keeper:
     """Runs the calls that come through a socket, until it ends.
@@ -143,11 +146,15 @@ def _give_up(number: int, stack: object) -> NoReturn:
 
 
 def _kernel_isolates() -> bool:
-    """Whether namespaces can be had, tried out in a child."""
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if try_isolation(network=False) else 1)
-    return os.waitpid(pid, 0)[1] == 0
+    """Whether namespaces can be had, tried out in children."""
+    for wait_s in _ISOLATION_TRIED_AFTER_S:
+        time.sleep(wait_s)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if try_isolation(network=False) else 1)
+        if os.waitpid(pid, 0)[1] == 0:
+            return True
+    return False
 
 
 def main() -> NoReturn:

@@ -31,7 +31,8 @@ class KeeperProcess:
     It ends every call by the call's own limits. One that owes an answer for longer is stuck: it is killed with all that it
     runs, and everybody who waits for it is told.
 
-    Invariant: when `stop` has returned, neither the process, nor anything that it started, nor its folder is there.
+    Invariant: when `stop` has returned, neither the process, nor anything that it started, nor its folder is there. Where
+    somebody else killed the process, the kernel kills its calls as it ends, and nobody waits for them.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class KeeperProcess:
         self._pending: dict[int, asyncio.Future[Ended]] = {}
         self._num_imports = self._num_imports_over = 0
         self._is_stuck = False
-        self._stopping = asyncio.Lock()
+        self._ending: asyncio.Task[None] | None = None
         self._reading = asyncio.get_running_loop().create_task(self._read(reader), name="reader of the sandbox")
         for module in [module for module, is_sound in imported.items() if is_sound]:
             self._import(module)
@@ -122,24 +123,31 @@ class KeeperProcess:
             del self._pending[number]
 
     async def stop(self) -> None:
-        """Close the socket, on which the keeper kills all and ends; one that is stuck, or does not, is killed with all."""
-        async with self._stopping:
-            self._writer.close()
-            try:
-                if not self._is_stuck:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_STOP_GRACE_S):
-                            await self._process.wait()
-                if self._process.returncode is None:
-                    await asyncio.to_thread(kill_with_all_below, self.pid)
-                    await self._process.wait()
-            finally:
-                if self._process.returncode is None:  # we were cancelled on the way; its children die with it
-                    with contextlib.suppress(ProcessLookupError):
-                        self._process.kill()
-                self._reading.cancel()
-                await asyncio.gather(self._reading, return_exceptions=True)
-                await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        """Close the socket, on which the keeper kills all and ends; one that is stuck, or does not, is killed with all.
+
+        Where this is cancelled the end goes on, and the next `stop` waits for it.
+        """
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end(), name="end of a sandbox's keeper")
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        self._writer.close()
+        try:
+            if not self._is_stuck:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_STOP_GRACE_S):
+                        await self._process.wait()
+            if self._process.returncode is None:
+                await asyncio.to_thread(kill_with_all_below, self.pid)
+                await self._process.wait()
+        finally:
+            if self._process.returncode is None:  # the loop itself ends; its calls die with it
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def _import(self, module: str) -> None:
         self._num_imports += 1
@@ -149,13 +157,13 @@ class KeeperProcess:
         clock = asyncio.get_running_loop().time
         began, num_over = clock(), self._num_imports_over
         while not future.done():
-            imports_s = IMPORT_TIMEOUT_S * (self._num_imports - num_over)
-            left_s = began + allowed_s + imports_s - clock()
-            if left_s <= 0.0:
-                await asyncio.wait({future}, timeout=_LAST_LOOK_S)
-                return future.done()
-            await asyncio.wait({future}, timeout=left_s)
-        return True
+            num_imports = self._num_imports
+            left_s = began + allowed_s + IMPORT_TIMEOUT_S * (num_imports - num_over) - clock()
+            is_last = left_s <= 0.0
+            await asyncio.wait({future}, timeout=_LAST_LOOK_S if is_last else left_s)
+            if is_last and self._num_imports == num_imports:
+                break
+        return future.done()
 
     async def _give_up(self, allowed_s: float) -> None:
         logger.error(

@@ -15,6 +15,9 @@ from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall
 
 STREAMS: Final = ("stdout", "stderr", "returned")
 _READ_BYTES: Final = 1 << 16
+_CPU_SHARE: Final = 0.25
+"""Of its CPU time, used at least by a call that was killed for it: the kernel counts whole ticks, charged to whoever runs as
+they end, and beside a busy process finds 1 s where there were 0.7."""
 
 
 class RunningCall:
@@ -37,9 +40,10 @@ class RunningCall:
         self._kept: dict[str, bytearray] = {name: bytearray() for name in STREAMS}
         self._fault: tuple[Fault, str] | None = None
         pipes = [os.pipe() for _ in STREAMS]
+        fds, keeper_pid = (pipes[0][1], pipes[1][1], pipes[2][1]), os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            run_call(call, self._folder, (pipes[0][1], pipes[1][1], pipes[2][1]), can_isolate=can_isolate)
+            run_call(call, self._folder, fds, can_isolate=can_isolate, keeper_pid=keeper_pid)
         for (reading, writing), name in zip(pipes, STREAMS, strict=True):
             os.close(writing)
             os.set_blocking(reading, False)
@@ -61,8 +65,11 @@ class RunningCall:
         return bool(data)
 
     def check(self, now: float) -> None:
-        """Kill the call if its time is over, or if it became too many processes."""
-        if self._fault is not None:
+        """Kill the call if its time is over, or if it became too many processes.
+
+        One that has ended stays as it is: it may have been in time, and this process at an import since.
+        """
+        if self._fault is not None or self._has_ended():
             return
         limits = self.call.limits
         # isolated, `pid` only waits for the first process of the namespace, and everything that counts is below it
@@ -71,6 +78,9 @@ class RunningCall:
             self.kill("timed_out", self._too_long())
         elif len(descendants_of(self.pid, too_many)) >= too_many:
             self.kill("too_many_processes", f"it started more than {limits.max_processes} processes and was stopped")
+
+    def _has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self, fault: Fault, words: str) -> None:
         """Kill it with everything below it. The first reason stays."""
@@ -129,13 +139,12 @@ class RunningCall:
         if bytes(self._kept["returned"]) == NOT_ISOLATED:
             words = "the kernel gave it no namespaces of its own this time (are they limited?), so it was not run"
             return ("not_isolated", words)
+        if exit_code == -signal.SIGKILL and duration_s >= limits.timeout_s:  # the kernel ended it before we did
+            return ("timed_out", self._too_long())
+        if exit_code == -signal.SIGKILL and cpu_s >= _CPU_SHARE * limits.most_cpu_s:
+            return ("timed_out", f"it took longer than {limits.most_cpu_s} s of CPU time and was stopped")
         if exit_code < 0:
             name = signal.Signals(-exit_code).name
-            if cpu_s >= 0.9 * limits.most_cpu_s:
-                # the kernel may end it before we have looked at the clock
-                is_late = duration_s >= limits.timeout_s
-                used = f"it took longer than {limits.most_cpu_s} s of CPU time and was stopped"
-                return ("timed_out", self._too_long() if is_late else used)
             return ("died", f"its process was killed by {name}; its limit is {limits.memory_mb} MiB of memory")
         last = bytes(self._kept["stderr"]).decode(errors="replace").strip().splitlines()[-1:]
         return ("died", f"its process ended with exit code {exit_code}" + (f": {last[0][:500]}" if last else ""))

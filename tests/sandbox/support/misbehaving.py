@@ -49,13 +49,13 @@ def forks_without_end() -> None:
         os.fork()
 
 
-def forks(times: int) -> int:
+def forks(times: int, seconds: float = 0.5) -> int:
     """How many processes there were at once, this one included."""
     children = []
     for _ in range(times):
         pid = os.fork()
         if pid == 0:
-            time.sleep(0.5)
+            time.sleep(seconds)
             os._exit(0)
         children.append(pid)
     for pid in children:
