@@ -36,7 +36,7 @@ async def settle() -> None:
 
 async def test_the_first_request_does_not_wait_and_the_rest_share_the_next_batch() -> None:
     gate = Gate()
-    async with asyncio.timeout(5), DynamicBatcher(gate.run, max_batch=8) as batcher, asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=8) as batcher, asyncio.TaskGroup() as tasks:
         first = tasks.create_task(batcher.submit(1))
         await gate.begun.acquire()
         others = [tasks.create_task(batcher.submit(number)) for number in (2, 3, 4)]
@@ -53,7 +53,7 @@ async def test_the_first_request_does_not_wait_and_the_rest_share_the_next_batch
 
 async def test_a_batch_has_at_most_max_batch_requests_in_order_of_arrival() -> None:
     gate = Gate()
-    async with asyncio.timeout(5), DynamicBatcher(gate.run, max_batch=2) as batcher, asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=2) as batcher, asyncio.TaskGroup() as tasks:
         answers = [tasks.create_task(batcher.submit(number)) for number in range(5)]
         for _ in range(3):
             gate.let_through.release()
@@ -65,7 +65,7 @@ async def test_a_batch_has_at_most_max_batch_requests_in_order_of_arrival() -> N
 async def test_a_cancelled_waiter_is_left_out_of_the_batch(is_runner_first: bool) -> None:
     """Also where the runner wakes up in the same turn of the loop, before the cancelled task does."""
     gate = Gate()
-    async with asyncio.timeout(5), DynamicBatcher(gate.run, max_batch=8) as batcher, asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=8) as batcher, asyncio.TaskGroup() as tasks:
         tasks.create_task(batcher.submit(1))
         await gate.begun.acquire()
         unwanted = tasks.create_task(batcher.submit(2))
@@ -85,7 +85,7 @@ async def test_a_cancelled_waiter_is_left_out_of_the_batch(is_runner_first: bool
 
 async def test_a_waiter_cancelled_while_its_batch_runs_leaves_the_others_their_answers() -> None:
     gate = Gate()
-    async with asyncio.timeout(5), DynamicBatcher(gate.run, max_batch=8) as batcher, asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=8) as batcher, asyncio.TaskGroup() as tasks:
         unwanted = tasks.create_task(batcher.submit(1))
         wanted = tasks.create_task(batcher.submit(2))
         await gate.begun.acquire()
@@ -98,7 +98,7 @@ async def test_a_waiter_cancelled_while_its_batch_runs_leaves_the_others_their_a
 
 async def test_a_failing_batch_fails_exactly_its_own_waiters() -> None:
     gate = Gate()
-    async with asyncio.timeout(5), DynamicBatcher(gate.run, max_batch=2) as batcher:
+    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=2) as batcher:
         answers = asyncio.gather(*(batcher.submit(number) for number in (-1, 5, 6)), return_exceptions=True)
         gate.let_through.release()
         gate.let_through.release()
@@ -114,7 +114,7 @@ async def test_a_batch_whose_work_is_cancelled_by_others_fails_its_waiters_and_t
     async def run(requests: list[int]) -> list[int]:
         return requests if requests == [2] else await work
 
-    async with asyncio.timeout(5), DynamicBatcher(run, max_batch=1) as batcher:
+    async with asyncio.timeout(60), DynamicBatcher(run, max_batch=1) as batcher:
         lost = asyncio.ensure_future(batcher.submit(1))
         await settle()
         work.cancel()
@@ -130,7 +130,7 @@ async def test_too_few_responses_are_an_error_and_not_a_wrong_answer() -> None:
     async def lose_one(requests: list[int]) -> list[int]:
         return requests[1:]
 
-    async with asyncio.timeout(5), DynamicBatcher(lose_one, max_batch=2) as batcher:
+    async with asyncio.timeout(60), DynamicBatcher(lose_one, max_batch=2) as batcher:
         with pytest.raises(ValueError, match="0 responses to 1 requests"):
             await batcher.submit(1)
 
@@ -138,7 +138,7 @@ async def test_too_few_responses_are_an_error_and_not_a_wrong_answer() -> None:
 async def test_a_full_queue_makes_further_callers_wait_their_turn() -> None:
     gate = Gate()
     async with (
-        asyncio.timeout(5),
+        asyncio.timeout(60),
         DynamicBatcher(gate.run, max_batch=8, max_queue=2) as batcher,
         asyncio.TaskGroup() as tasks,
     ):
@@ -156,7 +156,7 @@ async def test_a_full_queue_makes_further_callers_wait_their_turn() -> None:
 async def test_cancelled_waiters_make_room_in_a_full_queue() -> None:
     gate = Gate()
     async with (
-        asyncio.timeout(5),
+        asyncio.timeout(60),
         DynamicBatcher(gate.run, max_batch=8, max_queue=2) as batcher,
         asyncio.TaskGroup() as tasks,
     ):
@@ -178,7 +178,7 @@ async def test_cancelled_waiters_make_room_in_a_full_queue() -> None:
 async def test_deterministic_batches_have_exactly_one_request() -> None:
     gate = Gate()
     async with (
-        asyncio.timeout(5),
+        asyncio.timeout(60),
         DynamicBatcher(gate.run, max_batch=8, deterministic=True) as batcher,
         asyncio.TaskGroup() as tasks,
     ):
@@ -191,7 +191,7 @@ async def test_deterministic_batches_have_exactly_one_request() -> None:
 async def test_a_waiting_time_gathers_a_fuller_batch_and_a_full_one_does_not_wait() -> None:
     gate = Gate()
     async with (
-        asyncio.timeout(5),
+        asyncio.timeout(60),
         DynamicBatcher(gate.run, max_batch=2, max_wait_s=3600.0) as batcher,
         asyncio.TaskGroup() as tasks,
     ):
@@ -206,14 +206,14 @@ async def test_a_waiting_time_gathers_a_fuller_batch_and_a_full_one_does_not_wai
 async def test_a_waiting_time_ends_and_fires_what_is_there() -> None:
     gate = Gate()
     gate.let_through.release()
-    async with asyncio.timeout(5), DynamicBatcher(gate.run, max_batch=2, max_wait_s=0.01) as batcher:
+    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=2, max_wait_s=0.01) as batcher:
         assert await batcher.submit(4) == 8
     assert gate.batches == [[4]]
 
 
 async def test_closing_tells_whoever_still_waits() -> None:
     gate = Gate()
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         async with DynamicBatcher(gate.run, max_batch=1) as batcher:
             running = tasks.create_task(asyncio.wait([asyncio.ensure_future(batcher.submit(1))]))
             queued = tasks.create_task(asyncio.wait([asyncio.ensure_future(batcher.submit(2))]))
@@ -227,7 +227,7 @@ async def test_closing_tells_whoever_still_waits() -> None:
 
 async def test_stats_count_batches_by_size() -> None:
     gate = Gate()
-    async with asyncio.timeout(5), DynamicBatcher(gate.run, max_batch=2) as batcher:
+    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=2) as batcher:
         for _ in range(3):
             gate.let_through.release()
         await asyncio.gather(*(batcher.submit(number) for number in range(5)))

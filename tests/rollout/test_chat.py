@@ -306,7 +306,7 @@ class Lookout(Counting):
 
 async def test_tool_calls_are_numbered_through_the_conversation_whatever_the_engine_calls_them() -> None:
     env = Lookout()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await chat_agent(env, EpisodePolicy(Caller(), EPISODE))
     assert env.ids == ["call_0", "call_1", "call_2", "call_3", "call_4", "call_5"]
 

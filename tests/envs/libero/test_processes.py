@@ -32,7 +32,7 @@ async def play(pool: SimulatorPool, number: int, meet: asyncio.Barrier) -> tuple
 
 async def test_two_forks_of_one_scene_draw_the_same_episode_with_little_memory_of_their_own() -> None:
     async with (
-        asyncio.timeout(110),
+        asyncio.timeout(590),
         Runtime(name="test") as runtime,
         SimulatorPool(runtime, SimulatorConfig(num_envs=2), specs=[SPEC]) as pool,
     ):
