@@ -41,7 +41,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def host(keys: Path) -> AsyncIterator[HostServer]:
     server, client = read_keys(keys / "server.key"), read_keys(keys / "client.key")
-    async with HostServer("tcp://127.0.0.1:0", server, [client.public], max_message_bytes=1 << 20) as opened:
+    most = {"max_message_bytes": 1 << 20, "lost_after_s": LOST_AFTER_S}
+    async with HostServer("tcp://127.0.0.1:0", server, [client.public], **most) as opened:
         yield opened
 
 

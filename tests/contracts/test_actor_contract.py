@@ -54,7 +54,7 @@ def remote_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteHost
     make_keys(folder / "keys")
     keys = folder / "keys"
     command = [sys.executable, "-m", "vla_rl.actors.host", "--bind", "tcp://127.0.0.1:0"]
-    command += ["--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub")]
+    command += ["--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub"), "--lost-after", "30"]
     environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None

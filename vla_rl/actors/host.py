@@ -25,7 +25,7 @@ from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.host_connection import set_tcp_options
 from vla_rl.actors.keys import read_keys, read_public_key
-from vla_rl.actors.placement import MOST_SILENCE_S, ChildProcess, KeyPair
+from vla_rl.actors.placement import LOST_AFTER_S, ChildProcess, KeyPair, require_silence
 from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.wire import (
     DeathNotice,
@@ -54,11 +54,20 @@ class HostServer:
         keys: the server's own.
         allowed: public keys of the clients.
         max_message_bytes: a client that sends a larger frame is dropped.
+        lost_after_s: as `RemoteHost.lost_after_s`, of a client's silence.
     """
 
     def __init__(
-        self, address: str, keys: KeyPair, allowed: Collection[str], *, max_message_bytes: int | None = None
+        self,
+        address: str,
+        keys: KeyPair,
+        allowed: Collection[str],
+        *,
+        max_message_bytes: int | None = None,
+        lost_after_s: float = LOST_AFTER_S,
     ) -> None:
+        require_silence(lost_after_s)
+        self._lost_after_s = lost_after_s
         self._bind_to, self._keys, self._allowed, self._max_bytes = address, keys, allowed, max_message_bytes
         self._clients: dict[bytes, dict[int, ChildChannel]] = {}
         self._codec = Codec()
@@ -70,7 +79,7 @@ class HostServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gatekeeper = Gatekeeper(self._context, self._allowed)
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        set_tcp_options(router, MOST_SILENCE_S)  # clients say less, each its own
+        set_tcp_options(router, self._lost_after_s)
         if self._max_bytes is not None:
             router.setsockopt(zmq.MAXMSGSIZE, self._max_bytes)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -193,13 +202,13 @@ class HostServer:
         return True
 
 
-async def serve(address: str, keys: KeyPair, allowed: Collection[str]) -> None:
+async def serve(address: str, keys: KeyPair, allowed: Collection[str], lost_after_s: float) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with HostServer(address, keys, allowed) as server:
+    async with HostServer(address, keys, allowed, lost_after_s=lost_after_s) as server:
         print(f"serving actors on {server.address}", flush=True)
         await stop.wait()
 
@@ -210,14 +219,21 @@ def main() -> None:
     parser.add_argument("--bind", default="tcp://127.0.0.1:7070", help="tcp://interface:port; port 0 picks a free one")
     parser.add_argument("--keys", type=Path, required=True, help="the server's .key file")
     parser.add_argument("--allow", type=Path, nargs="+", required=True, help=".pub files of the clients")
+    parser.add_argument(
+        "--lost-after",
+        type=float,
+        default=LOST_AFTER_S,
+        metavar="SECONDS",
+        help="silence after which a client is lost, and its processes killed (%(default)s); clients have theirs for us",
+    )
     options = parser.parse_args()
     try:
         keys, allowed = read_keys(options.keys), [read_public_key(file) for file in options.allow]
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     try:
-        uvloop.run(serve(options.bind, keys, allowed))
-    except ConfigError as error:
+        uvloop.run(serve(options.bind, keys, allowed, options.lost_after))
+    except (ConfigError, ValueError) as error:
         sys.exit(str(error))
 
 

@@ -32,13 +32,15 @@ _HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
-    """What both ends of a connection between hosts agree on; each takes the shorter of both ends' `lost_after_s`."""
+    """What both ends of a connection between hosts set; `lost_after_s` is how long the other one may be silent.
+
+    ZeroMQ's HEARTBEAT_TTL, by which an end could say it of itself, is not enough: any message but a ping stops that clock.
+    """
     lost_after_ms = round(1000 * lost_after_s)
     lift_high_water_mark(socket)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, lost_after_ms // 3)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_after_ms)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, lost_after_ms)
 
 
 class HostConnection:

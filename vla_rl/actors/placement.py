@@ -5,8 +5,7 @@ from typing import Any, Final
 import msgspec
 
 _MIB = 1 << 20
-MOST_SILENCE_S: Final = 60.0
-"""After which a host takes a client for lost that has not said what it wants (s)."""
+LOST_AFTER_S: Final = 1.2
 
 
 class InLoop(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +77,12 @@ class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
         return self.shared_memory_mib * _MIB
 
 
+def require_silence(lost_after_s: float) -> None:
+    """Raises: ValueError for one after which no connection could be lost, or kept."""
+    if not 0.1 <= lost_after_s <= 3600.0:
+        raise ValueError(f"lost_after_s is {lost_after_s}, expected 0.1 to 3600 seconds.")
+
+
 class KeyPair(msgspec.Struct, frozen=True, kw_only=True):
     """A CURVE key pair in ZeroMQ's Z85 text form, made by `make_keys`."""
 
@@ -103,13 +108,12 @@ class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     """Set on top of the server's environment."""
 
-    lost_after_s: float = 1.2
-    """Silence after which both ends take the connection for lost. ZeroMQ's threads break it every third of this, however
-    busy the processes are; machines that stand still for seconds, as virtual ones may, need more."""
+    lost_after_s: float = LOST_AFTER_S
+    """Silence of the host, when ZeroMQ's thread here has asked that of the host for a sign of life, after which the host is
+    lost. However busy the processes are, these threads answer; machines that may stand still for seconds need more."""
 
     def __post_init__(self) -> None:
-        if not 0.1 <= self.lost_after_s <= MOST_SILENCE_S:
-            raise ValueError(f"lost_after_s is {self.lost_after_s}, expected 0.1 to {MOST_SILENCE_S:g} seconds.")
+        require_silence(self.lost_after_s)
         if not self.address.startswith("tcp://"):
             raise ValueError(f"address is {self.address!r}, expected tcp://host:port of a vla_rl.actors.host server.")
 
