@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import psutil
+
 SHARED_MEMORY = re.compile(r" (/dev/shm/.+?)(?: \(deleted\))?$", re.MULTILINE)
 
 
@@ -42,6 +44,14 @@ def all_end(pidfds: Sequence[int], within_s: float) -> bool:
         ended.append(bool(waiting.poll(1000 * max(0.0, until - time.monotonic()))))
         os.close(fd)
     return all(ended)
+
+
+def is_gone(pid: int) -> bool:
+    """Dead; somebody else may have to reap it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def named_memory_of(pids: Iterable[int]) -> set[Path]:

@@ -109,8 +109,8 @@ class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
     """Set on top of the server's environment."""
 
     lost_after_s: float = LOST_AFTER_S
-    """Silence of the host, when ZeroMQ's thread here has asked that of the host for a sign of life, after which the host is
-    lost. However busy the processes are, these threads answer; machines that may stand still for seconds need more."""
+    """Silence after which the host is lost (s). ZeroMQ's threads ask each other for a sign of life every third of it, and
+    answer however busy their processes are; machines that may stand still for seconds need more."""
 
     def __post_init__(self) -> None:
         require_silence(self.lost_after_s)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from vla_rl.actors.completion import to_its_end
 from vla_rl.actors.environment import inherited_environment
 from vla_rl.endpoint.server import Endpoint
 from vla_rl.endpoint.session import Session
@@ -158,18 +159,13 @@ class _Program:
                 start_new_session=True,
             )
         )
-        cancelled: asyncio.CancelledError | None = None
-        while not starting.done():
-            try:
-                await asyncio.wait([starting])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is None:
-            return starting.result()
-        if starting.exception() is None:
-            _kill_group(starting.result().pid)
-            await starting.result().wait()
-        raise cancelled
+        try:
+            return await to_its_end(starting)
+        except asyncio.CancelledError:
+            if starting.exception() is None:
+                _kill_group(starting.result().pid)
+                await starting.result().wait()
+            raise
 
 
 def _kill_group(pid: int) -> None:
