@@ -1,0 +1,72 @@
+"""Full disks: the run directory lies on a small file system that is filled and freed while the run goes on."""
+
+import ctypes
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from benchmarks.faults.findings import Skipped, Try
+from benchmarks.faults.leftovers import nothing_left
+from benchmarks.faults.toy_run import ToyRun, check_books, tail
+
+_CLONE_NEWNS: Final = 0x00020000
+_SIZE_MB: Final = 24
+
+
+def full_disks(case: Try) -> None:
+    """Fill the disk under a run for a while, several times; no update, line or episode may be lost by it."""
+    with nothing_left(case), small_disk(case.folder / "disk") as disk, ToyRun(case, updates=24, root=disk) as run:
+        run.until_update(1)
+        for _ in range(case.dice.randint(1, 3)):
+            ballast = _fill(disk)
+            time.sleep(case.dice.uniform(0.5, 3.0))
+            ballast.unlink()
+            time.sleep(case.dice.uniform(0.2, 1.0))
+        status = run.until_ended()
+        case.expect(status == 0, f"exit status {status}, expected 0:\n{tail(run, 30)}")
+        case.expect("Traceback" not in run.output(), f"a traceback in the output:\n{tail(run, 30)}")
+        check_books(case, run.folder, run.updates)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of its own at `folder`, in the mounts of this process alone.
+
+    Raises: Skipped unless this process may mount.
+    """
+    _own_mounts()
+    folder.mkdir(parents=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_MB}m", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise Skipped(f"no file system can be mounted: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+def _own_mounts() -> None:
+    """Leave the host's mounts: what is mounted from now on is seen by this process and its children, and goes with them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        raise Skipped(f"no mounts of our own: {os.strerror(ctypes.get_errno())} (root has them)")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
+def _fill(disk: Path) -> Path:
+    """Write until nothing more fits."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while file.write(b"\0" * size) == size:
+                    pass
+            except OSError:
+                continue
+    return ballast
