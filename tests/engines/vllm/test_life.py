@@ -1,6 +1,7 @@
 """Engines that die, freeze, start again and go: nobody waits for ever, and nobody is answered by old weights."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -15,12 +16,13 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
-from processes import all_end
+from processes import all_end, processes_of_session
 from small_policies import log_prob_gap, moved, observe, oft_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.engines.vllm import VllmConfig, VllmEngine
 from vla_rl.engines.vllm.adapter import AsyncLLM
+from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.models.openvla_oft import OpenVlaOft
@@ -138,6 +140,16 @@ async def test_a_frozen_engine_is_found_by_its_missing_token_and_replaced(team: 
     assert max(log_prob_gap(policy, observe(number), chunk, 1.0) for number, chunk in team.answers) < 1e-5
 
 
+async def test_ctrl_c_and_a_closed_terminal_leave_engines_to_their_parent(team: Team) -> None:
+    pids, restarts = team.engine.pids, team.engine.num_restarts
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGHUP)
+    for _ in range(4):  # an engine that heeds them is gone after the first answer
+        await asyncio.gather(*(team.ask(number) for number in range(8)))
+    assert (team.engine.pids, team.engine.num_restarts) == (pids, restarts)
+
+
 async def test_a_failed_update_leaves_no_engine_paused(team: Team) -> None:
     broken = oft_policy()
     del broken.network.projector.fc3
@@ -212,30 +224,55 @@ async def start_and_look_around() -> None:
     assert files() - before == set()
 
 
-async def test_an_engine_goes_when_its_parent_is_killed() -> None:
+async def test_engines_that_run_or_are_stopped_while_they_start_die_with_their_parent_and_leave_no_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     script = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from small_policies import oft_policy
 from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.vllm import VllmEngine
+from vla_rl.engines.vllm import VllmConfig, VllmEngine
 from vla_rl.models.serving import serve
 
 async def main():
-    async with DeviceLane(1) as lane, VllmEngine(serve(oft_policy()), lane, EngineConfig()) as engine:
-        print("pid", engine.pids[0], flush=True)
+    config = EngineConfig(vllm=VllmConfig(num_engines=2))
+    async with DeviceLane(1) as lane, VllmEngine(serve(oft_policy()), lane, config):
         await asyncio.Event().wait()
 
 if __name__ == "__main__":
     asyncio.run(main())
 """
-    parent = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", script, str(SUPPORT)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert parent.stdout is not None
-    with parent, parent.stdout:
-        line = await asyncio.to_thread(lambda: next(line for line in parent.stdout or () if line.startswith("pid ")))
-        child = psutil.Process(int(line.split()[1]))
-        parent.kill()
-    await asyncio.to_thread(child.wait, 10)
-    assert not child.is_running()
+    with tempfile.TemporaryDirectory(dir="/tmp") as own:  # a short path, as sockets need
+        parent = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-c", script, str(SUPPORT)],
+            env={**os.environ, "TMPDIR": own},
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        with parent:
+            while len(loaded := those_with_torch(parent.pid)) < 2:  # the first runs before the second is started
+                assert parent.poll() is None
+                await asyncio.sleep(0.02)
+            pidfds = [os.pidfd_open(pid) for pid in processes_of_session(parent.pid) if pid != parent.pid]
+            os.kill(max(loaded, key=lambda pid: psutil.Process(pid).create_time()), signal.SIGSTOP)
+            parent.kill()
+        try:
+            assert await asyncio.to_thread(all_end, pidfds, 60)
+        finally:
+            for pid in processes_of_session(parent.pid):
+                os.kill(pid, signal.SIGKILL)
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        with engine_folder():
+            pass
+        assert os.listdir(own) == []
+
+
+def those_with_torch(session: int) -> list[int]:
+    """Processes of a session, but for the one that began it, that have begun to load torch."""
+    loaded = []
+    for pid in processes_of_session(session):
+        with contextlib.suppress(OSError):  # ended while we looked
+            if pid != session and "libtorch" in Path(f"/proc/{pid}/maps").read_text():
+                loaded.append(pid)
+    return loaded

@@ -9,6 +9,7 @@ import importlib.metadata
 import logging
 import math
 import os
+import tempfile
 import warnings
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vla_rl.actors.environment import borrowed_environment
+from vla_rl.engines.vllm.preload.sitecustomize import PARENT, declare_operators_before_vllm
 from vla_rl.errors import ConfigError
 
 SUPPORTED_VERSIONS: Final = ("0.32.0",)
@@ -83,7 +85,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_vllm()
-    import_module("vla_rl.engines.vllm.preload.sitecustomize")
+    declare_operators_before_vllm()
     # the death of an engine is reported once, by its keeper
     logging.getLogger("vllm.v1.engine").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
@@ -158,6 +160,7 @@ def engine_environment(
         "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP_PATH), os.environ.get("PYTHONPATH", "")])),
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        PARENT: str(os.getpid()),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_s)),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
@@ -172,5 +175,10 @@ def engine_environment(
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
     else:
-        values["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        kernels = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
+        values |= {
+            # compiled once, not for every engine: an engine's own folder for temporary files goes with it
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", kernels),
+            "VLLM_USE_V2_MODEL_RUNNER": "0",
+        }
     return borrowed_environment(values, _SETS)

@@ -1,12 +1,14 @@
-"""The folder of one `VllmEngine`: what its engine processes read, and the sockets that vLLM makes for them.
+"""The folder of one `VllmEngine`: the files that its engine processes read, vLLM's sockets, and their temporary files.
 
-Its owner holds a lock on it for as long as it lives, whatever ends it; so the next engine knows which folders nobody needs.
+Its owner holds a lock on it for as long as it lives, whatever ends it. So the next engine can tell the folders of killed
+runs from those in use.
 """
 
 import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,10 +20,13 @@ _PREFIX: Final = "vla_rl_vllm_"
 _LONGEST: Final = 107 - len("/123e4567-e89b-12d3-a456-426614174000")
 """Characters of a folder in which vLLM's sockets, named like that, have paths that Linux takes."""
 
+_NEW_FOR_S: Final = 3600.0
+"""Age up to which an empty folder is left alone: its owner may not have locked it yet."""
+
 
 @contextmanager
 def engine_folder() -> Iterator[Path]:
-    """A new folder that only this user may enter; gone afterwards. Takes away those whose owners were killed.
+    """A new folder that only this user may enter; removed afterwards, as are the folders of owners that were killed.
 
     Raises: ConfigError where its path is too long for sockets.
     """
@@ -48,7 +53,7 @@ def _remove_left_behind() -> None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.listdir(descriptor):  # an empty one may be so new that its owner has not locked it yet
+            if os.listdir(descriptor) or time.time() - os.fstat(descriptor).st_mtime > _NEW_FOR_S:
                 shutil.rmtree(folder, ignore_errors=True)
         except BlockingIOError:
             continue

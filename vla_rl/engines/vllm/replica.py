@@ -30,6 +30,7 @@ from vla_rl.engines.vllm.adapter import (
     require_vllm,
 )
 from vla_rl.engines.vllm.config import UpdateMode, VllmConfig
+from vla_rl.engines.vllm.engine_thread import EngineThread
 from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, engine_arguments
 from vla_rl.engines.vllm.requests import Answer, engine_input, engine_parameters, generated_answer, pooled_answer
 from vla_rl.engines.vllm.served import EngineRequest, ServedPolicy
@@ -52,7 +53,7 @@ class EngineFault(RuntimeError):
 
 
 class Replica:
-    """An engine process and the client to it. Built by `build`, in a thread.
+    """An engine process and the client to it. Built by `build`, in a thread of its own.
 
     Attributes:
         name: for messages.
@@ -76,6 +77,7 @@ class Replica:
         self.died = asyncio.Event()
         self.cause = "not started"
         self._asking: set[asyncio.Timeout] = set()
+        self._thread = EngineThread(name)
         self._pidfd: int | None = None
         self._llm: Any = None
 
@@ -84,7 +86,7 @@ class Replica:
         try:
             async with asyncio.timeout(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
-                    await run_to_its_end(self._build)
+                    await self._thread.run(self._build)
                 (self.pid,) = await self._call("process_id")
                 self._watch_process()
         except TimeoutError as error:
@@ -232,6 +234,7 @@ class Replica:
         if llm is not None:
             await run_to_its_end(llm.shutdown, SHUTDOWN_S)
         self._kill()
+        await self._thread.close()
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -323,3 +326,4 @@ class Replica:
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._thread.kill()

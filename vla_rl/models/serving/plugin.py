@@ -30,7 +30,7 @@ def register() -> None:
 
 
 def _leave_with_the_parent() -> None:
-    """A killed parent says no goodbye, and an engine process would wait for it for ever."""
+    """End this process with its parent, also if Python skipped the `preload` folder (its flags -E and -I)."""
     parent = multiprocessing.parent_process()
     if parent is None or any(thread.name == _WATCHER for thread in threading.enumerate()):
         return

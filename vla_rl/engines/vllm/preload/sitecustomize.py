@@ -1,15 +1,47 @@
-"""Makes vLLM import beside a CPU build of torch, in this process and in those that vLLM starts.
+"""Runs before anything else in the processes that vLLM starts, and makes vLLM import beside a CPU build of torch.
 
-vLLM imports torchvision, which a CPU build of torch breaks unless `vla_rl.models.torchvision_ops` comes first. Engine
-processes have this folder on their PYTHONPATH, so Python runs this file before anything else. Processes that never import
-vLLM (multiprocessing's own helpers) are left as they are.
+Engine processes have this folder on their PYTHONPATH, so Python imports this file at its start, long before our packages can
+be found. Processes that vLLM does not start, and multiprocessing's own helpers, are left as they are.
+
+- An engine process dies with its parent, also while it loads torch for seconds or is stopped.
+- Ctrl-C and a closed terminal are sent to the whole process group; what becomes of the engine is its parent's decision.
+- Its temporary files lie in the engine's folder, which is removed after a kill too.
+- vLLM imports torchvision, which a CPU build of torch breaks unless `vla_rl.models.torchvision_ops` comes first.
 """
 
+import ctypes
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from itertools import pairwise
 from types import ModuleType
+
+PARENT = "VLA_RL_ENGINE_PARENT"
+"""Variable with the pid of the process that starts engines."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def become_engine_process() -> None:
+    """Tie this process to its parent, if vLLM started it for one of our engines."""
+    parent = os.environ.get(PARENT)
+    if parent is None or not _was_started_by_vllm(sys.orig_argv):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(parent):  # it died before we asked
+        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    os.environ[PARENT] = str(os.getpid())
+    os.environ["TMPDIR"] = os.environ["VLLM_RPC_BASE_PATH"]
+
+
+def _was_started_by_vllm(arguments: list[str]) -> bool:
+    """Return whether a process is an engine, by multiprocessing, or a module of vllm, which describes a network."""
+    modules = (module for flag, module in pairwise(arguments) if flag == "-m")
+    return "--multiprocessing-fork" in arguments or any(name.split(".")[0] == "vllm" for name in modules)
 
 
 class BeforeVllm:
@@ -25,4 +57,12 @@ class BeforeVllm:
         return None
 
 
-sys.meta_path.insert(0, BeforeVllm())
+def declare_operators_before_vllm() -> None:
+    """Do that in this process, at its first import of vllm."""
+    if "vllm" not in sys.modules and not any(isinstance(finder, BeforeVllm) for finder in sys.meta_path):
+        sys.meta_path.insert(0, BeforeVllm())
+
+
+if __name__ == "sitecustomize":  # not in the process that starts engines, which imports this file by its full name
+    declare_operators_before_vllm()
+    become_engine_process()
