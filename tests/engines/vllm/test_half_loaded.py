@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -13,8 +14,10 @@ from vla_rl.engines.vllm import VllmConfig
 from vla_rl.engines.vllm.keeper import Keeper
 from vla_rl.engines.vllm.publication import Publication, each_or_end
 from vla_rl.engines.vllm.replica import EngineFault
+from vla_rl.engines.vllm.served import EngineRequest
 from vla_rl.engines.vllm.staging import MappedWeights, StagedWeights
 from vla_rl.errors import ActorDied, ActorFrozen, CheckpointError
+from vla_rl.types import Sampling
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.needs_vllm, pytest.mark.timeout(60)]
 
@@ -75,6 +78,81 @@ async def test_an_engine_that_dies_in_the_middle_of_an_update_holds_up_nobody(
         await publication.publish(publication.write(weights(2), 2), [healthy, dying], began=0.0)
     assert (healthy.is_ready, healthy.weight_version) == (True, 2)
     assert (dying.is_ready, dying.cause) == (False, "its process was killed by SIGKILL")
+
+
+@pytest.mark.parametrize("step", ["stage_weights", "apply_weights"])
+async def test_an_engine_that_is_stopped_in_the_middle_of_an_update_is_killed_in_seconds(
+    publication: Publication, start: Start, step: str
+) -> None:
+    healthy, frozen = await start(), await start()
+    frozen.llm.stops_at.add(step)
+    async with asyncio.timeout(40):  # `update_timeout_s` is three times as long
+        await publication.publish(publication.write(weights(2), 2), [healthy, frozen], began=0.0)
+    assert (healthy.is_ready, healthy.weight_version) == (True, 2)
+    assert frozen.cause == f"its process {frozen.pid} was stopped by a signal such as SIGSTOP"
+    assert await asyncio.to_thread(frozen.llm.process.wait) == -9
+
+
+async def test_callers_of_an_engine_that_is_stopped_while_it_answers_or_is_idle_get_its_death(start: Start) -> None:
+    asked, idle = await start(), await start()
+    asked.llm.stops_at.add("ask")
+    idle.llm.process.send_signal(signal.SIGSTOP)
+    async with asyncio.timeout(40):  # a request has no deadline, and no health is asked for
+        with pytest.raises(ActorDied, match="was stopped by a signal such as SIGSTOP"):
+            await asked.ask(EngineRequest([1, 2, 3]), Sampling())
+        await idle.died.wait()
+    with pytest.raises(ActorDied, match="was stopped by a signal such as SIGSTOP"):
+        await idle.ask(EngineRequest([1, 2, 3]), Sampling())
+
+
+async def test_an_engine_that_gives_no_token_in_time_is_killed_though_its_process_runs(start: Start) -> None:
+    replica = await start()
+    replica._config = VllmConfig(health_timeout_s=0.1)
+    replica.llm.hangs_at.add("ask")
+    with pytest.raises(ActorFrozen, match=r"gave no token for 0.1 s"):
+        await replica.check_health()
+    assert await asyncio.to_thread(replica.llm.process.wait) == -9
+
+
+class Starting(FakeReplica):
+    """Waits for its process without a deadline, as vLLM does for one that starts."""
+
+    def _build(self) -> None:
+        self.llm.start()
+        self._loop.call_soon_threadsafe(self.has_begun.set)
+        raise RuntimeError(f"engine core initialization failed: {self.llm.process.wait()}")
+
+    def begin(self, publication: Publication) -> "asyncio.Task[None]":
+        self._loop, self.has_begun = asyncio.get_running_loop(), asyncio.Event()
+        return asyncio.create_task(Keeper(lambda: self, publication, CONFIG, lambda: None).open())
+
+
+@pytest.mark.parametrize(("startup_s", "cause"), [(300.0, "was stopped by a signal"), (0.2, "startup_s = 0.2")])
+async def test_an_engine_that_is_stopped_or_too_slow_while_it_starts_is_killed(
+    publication: Publication, startup_s: float, cause: str
+) -> None:
+    replica = Starting("engine", VllmConfig(startup_s=startup_s))
+    starting = replica.begin(publication)
+    await replica.has_begun.wait()
+    if startup_s > 1.0:
+        replica.llm.process.send_signal(signal.SIGSTOP)
+    async with asyncio.timeout(40):
+        with pytest.raises(ActorDied, match=cause):
+            await starting
+    assert replica.llm.process.returncode == -9
+
+
+async def test_cancelling_the_start_of_an_engine_ends_its_process_instead_of_waiting_for_it(
+    publication: Publication,
+) -> None:
+    replica = Starting("engine", CONFIG)
+    starting = replica.begin(publication)
+    await replica.has_begun.wait()
+    starting.cancel()
+    async with asyncio.timeout(40):
+        await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert replica.llm.process.returncode == -9
 
 
 async def test_an_update_that_is_cancelled_while_it_is_applied_leaves_no_engine_with_older_weights(

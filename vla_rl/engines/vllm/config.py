@@ -53,10 +53,10 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     logged as an error; callers are told the cause once no engine is left."""
 
     startup_s: float = 300.0
-    """Time for an engine to start, take the weights and answer its first request."""
+    """Seconds for an engine's process to start. Like all limits of engines, it counts the time in which this process ran."""
 
     health_every_s: float = 10.0
-    """An engine that answered nobody for so long is asked for a token."""
+    """Seconds without an answer after which an engine is asked for a token. One that a signal stopped is found sooner."""
 
     health_timeout_s: float = 30.0
     """Time for that token; an engine that does not give it is killed and replaced."""

@@ -2,7 +2,8 @@
 
     build ─► join: weights, first token ─► ready ─► dead          each way out ends the process
 
-Whoever waits for an answer of a dead one gets `ActorDied` as soon as its socket or process is gone.
+Callers that wait for a dead engine get `ActorDied` as soon as its socket or process is gone. Those of a stopped one get it
+within seconds, whatever they wait for; the process is killed then.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, engine_arguments
 from vla_rl.engines.vllm.requests import Answer, engine_input, engine_parameters, generated_answer, pooled_answer
 from vla_rl.engines.vllm.served import EngineRequest, ServedPolicy
 from vla_rl.engines.vllm.staging import StagedWeights
+from vla_rl.engines.vllm.watch import EngineWatch
 from vla_rl.errors import ActorDied, ActorFrozen, CheckpointError
 from vla_rl.types import Sampling
 
@@ -76,21 +78,22 @@ class Replica:
         self.is_ready = self.is_asleep = False
         self.died = asyncio.Event()
         self.cause = "not started"
-        self._asking: set[asyncio.Timeout] = set()
         self._thread = EngineThread(name)
+        self._watch = EngineWatch(self._processes, self._note_frozen)
         self._pidfd: int | None = None
         self._llm: Any = None
 
     async def build(self) -> None:
         """Start the process, without weights yet. Raises: ActorDied, whatever the reason."""
+        self._watch.start()
         try:
-            async with asyncio.timeout(self._config.startup_s):
+            async with self._watch.within(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
                     await self._thread.run(self._build)
                 (self.pid,) = await self._call("process_id")
                 self._watch_process()
         except TimeoutError as error:
-            raise self.note_death(f"did not start within startup_s = {self._config.startup_s}", frozen=True) from error
+            raise self._overdue(f"did not start within startup_s = {self._config.startup_s}") from error
         except ActorDied:
             raise
         except Exception as error:  # whatever it is, this engine will not be one
@@ -122,9 +125,9 @@ class Replica:
             raise self.death()
         ask = self._llm.encode if is_pooling else self._llm.generate
         self.num_running += 1
-        given_up = asyncio.timeout(None)
+        given_up: asyncio.Timeout | None = None
         try:
-            async with self._while_it_lives(given_up):
+            async with self._watch.within(None) as given_up:
                 async for output in ask(prompt, parameters, name):
                     last = output
         except EngineDeadError as error:
@@ -132,7 +135,7 @@ class Replica:
         except EngineGenerateError as error:
             raise self._fault(error.__cause__ or error) from error
         except TimeoutError as error:
-            if not given_up.expired():
+            if given_up is None or not given_up.expired():
                 raise
             raise self.death() from error
         finally:
@@ -143,10 +146,10 @@ class Replica:
     async def check_health(self) -> None:
         """Have it sample a token of a real prompt. Raises: ActorFrozen where it does not, in time or at all; killed then."""
         try:
-            async with asyncio.timeout(self._config.health_timeout_s):
+            async with self._watch.within(self._config.health_timeout_s):
                 await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
         except TimeoutError as error:
-            raise self.note_death(f"gave no token for {self._config.health_timeout_s} s", frozen=True) from error
+            raise self._overdue(f"gave no token for {self._config.health_timeout_s} s") from error
         except (EngineFault, ValueError) as error:
             raise self.note_death(f"gave no token: {error}", frozen=True) from error
 
@@ -218,11 +221,7 @@ class Replica:
         if not self.died.is_set():
             self.cause, self.is_ready = cause, False
             self.died.set()
-            # vLLM tells them too, but only once it has cleaned up
-            now = asyncio.get_running_loop().time()
-            for given_up in self._asking:
-                if not given_up.expired():
-                    given_up.reschedule(now)
+            self._watch.end()  # vLLM tells those who wait too, but only once it has cleaned up
         if frozen:
             self._kill()
         return ActorFrozen(self.name, self.pid, cause) if frozen else self.death()
@@ -291,28 +290,25 @@ class Replica:
         """
         limit_s = self._config.update_timeout_s if limit_s is None else limit_s
         try:
-            async with self._while_it_lives(asyncio.timeout(limit_s)):
+            async with self._watch.within(limit_s):
                 return await call
         except EngineDeadError as error:
             raise self.note_death(self._how_it_ended()) from error
         except TimeoutError as error:
-            if self.died.is_set():
-                raise self.death() from error
-            raise self.note_death(too_late or f"did not answer for {limit_s} s", frozen=True) from error
+            raise self._overdue(too_late or f"did not answer for {limit_s} s") from error
         except Exception as error:  # vLLM makes a plain one of whatever the process raised
             raise self._fault(error) from error
 
-    @contextlib.asynccontextmanager
-    async def _while_it_lives(self, limit: asyncio.Timeout) -> AsyncIterator[None]:
-        """Under `limit`, which is over with its process: what was sent to one that is dying is answered by nobody."""
-        async with limit:
-            self._asking.add(limit)
-            if self.died.is_set():
-                limit.reschedule(asyncio.get_running_loop().time())
-            try:
-                yield
-            finally:
-                self._asking.discard(limit)
+    def _overdue(self, cause: str) -> ActorDied:
+        """The error after a deadline: the engine's death if it has died, else it is frozen and is killed now."""
+        return self.death() if self.died.is_set() else self.note_death(cause, frozen=True)
+
+    def _note_frozen(self, pid: int) -> None:
+        self.note_death(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
+
+    def _processes(self) -> list[int]:
+        """Pids to look at: the engine's, or until that is known those of all processes started for it."""
+        return [self.pid] if self.pid else self._thread.processes()
 
     def _fault(self, error: BaseException) -> EngineFault:
         return EngineFault(f"engine {self.name!r} (pid {self.pid}) answered with an error: {error}")

@@ -1,6 +1,7 @@
 """vLLM's client as replicas use it, over a process that does nothing: it fails, waits and tells as a test wants."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -22,23 +23,28 @@ class FakeLlm:
     Attributes:
         fails: methods whose call fails, as vLLM 0.32 tells it: by a plain `Exception`.
         dies_at: methods of its process that end that process, and are never answered.
+        stops_at: methods of its process that stop that process, and are never answered.
+        hangs_at: methods of its process that are never answered, though it runs.
+        process: started by `start`.
         done: methods that were called, in order.
         drained: set where nothing is being answered.
     """
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         self.fails: set[str] = set()
         self.dies_at: set[str] = set()
+        self.stops_at: set[str] = set()
+        self.hangs_at: set[str] = set()
         self.done: list[str] = []
         self.drained = asyncio.Event()
         self.drained.set()
 
+    def start(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         self._do(method)
-        if method in self.dies_at:
-            self.process.kill()
-            await asyncio.Event().wait()
+        await self._fall_silent(method)
         return [self.process.pid] if method == "process_id" else [0]
 
     async def pause_generation(self, mode: str, clear_cache: bool) -> None:
@@ -63,11 +69,20 @@ class FakeLlm:
             self._do("ask")
         except Exception as error:
             raise EngineGenerateError from error
+        await self._fall_silent("ask")
         yield SimpleNamespace(outputs=SimpleNamespace(data=torch.zeros(3, 1)))
 
     def shutdown(self, timeout_s: float) -> None:
         self.process.kill()
         self.process.wait()
+
+    async def _fall_silent(self, what: str) -> None:
+        if what in self.dies_at:
+            self.process.kill()
+        if what in self.stops_at:
+            self.process.send_signal(signal.SIGSTOP)
+        if what in self.dies_at | self.stops_at | self.hangs_at:
+            await asyncio.Event().wait()
 
     def _do(self, what: str) -> None:
         self.done.append(what)
@@ -83,6 +98,7 @@ class FakeReplica(Replica):
         self.llm = FakeLlm()
 
     def _build(self) -> None:
+        self.llm.start()
         self._llm = self.llm
 
 

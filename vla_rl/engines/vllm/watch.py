@@ -1,0 +1,73 @@
+"""A watch over the processes of one engine, and the deadlines of those that wait for it."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
+
+from vla_rl.engines.vllm.standstill import Standstill, is_stopped
+
+LOOK_EVERY_S: Final = 0.25
+"""A look costs about 20 µs and asks nothing of the process."""
+
+
+class EngineWatch:
+    """Looks at an engine's processes from the running loop, between `start` and `end`.
+
+    Deadlines count the time that this process lived through (`Standstill.lived_s`). So after Ctrl-Z and `fg`, or on an
+    overloaded machine, no engine is late that could not run either.
+
+    Args:
+        processes: gives the pids to look at.
+        on_frozen: called with a pid that was stopped for `standstill.STOPPED_S`; it ends the watch.
+    """
+
+    def __init__(self, processes: Callable[[], Iterable[int]], on_frozen: Callable[[int], None]) -> None:
+        self._processes, self._on_frozen = processes, on_frozen
+        self._standstill = Standstill()
+        self._deadlines: dict[asyncio.Timeout, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_ended = False
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+
+    def end(self) -> None:
+        """Stop looking; everything that waits within a deadline has reached it."""
+        self._has_ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for timeout in list(self._deadlines):
+            _expire(timeout)
+
+    @contextlib.asynccontextmanager
+    async def within(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """Limit the block to `limit_s` of lived time, if any, and to the end of the watch. See `asyncio.timeout`."""
+        now = asyncio.get_running_loop().time()
+        async with asyncio.timeout(None) as timeout:
+            self._deadlines[timeout] = math.inf if limit_s is None else self._standstill.pass_time(now) + limit_s
+            if self._has_ended:
+                _expire(timeout)
+            try:
+                yield timeout
+            finally:
+                del self._deadlines[timeout]
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LOOK_EVERY_S, self._look)
+        stopped = next((pid for pid in self._processes() if is_stopped(pid)), None)
+        is_frozen = self._standstill.observe(loop.time(), stopped is not None)
+        for timeout, deadline in list(self._deadlines.items()):
+            if self._standstill.lived_s >= deadline:
+                _expire(timeout)
+        if is_frozen and stopped is not None:
+            self._on_frozen(stopped)
+
+
+def _expire(timeout: asyncio.Timeout) -> None:
+    if not timeout.expired():
+        timeout.reschedule(asyncio.get_running_loop().time())
