@@ -1,6 +1,5 @@
 """Folders of engines are private, and gone after a kill -9 with the next engine."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -44,18 +43,6 @@ def test_a_folder_outlives_its_owner_only_until_the_next_one(temporary: Path, mo
     with engine_folder():
         assert not theirs.exists()
     assert list(temporary.iterdir()) == []
-
-
-def test_an_empty_folder_is_removed_once_no_owner_can_be_about_to_lock_it(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    new, old = temporary / "vla_rl_vllm_new", temporary / "vla_rl_vllm_old"
-    new.mkdir()
-    old.mkdir()
-    os.utime(old, (0, 0))
-    with engine_folder():
-        assert (new.exists(), old.exists()) == (True, False)
 
 
 def test_a_path_that_is_too_long_for_sockets_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

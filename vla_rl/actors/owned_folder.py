@@ -1,0 +1,80 @@
+"""A temporary folder that is removed with its owner, or by the next process that makes one like it.
+
+The folder is locked for as long as its owner lives, and the kernel releases the lock whatever ends the owner. A folder
+without a lock therefore belonged to a process that was killed.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+class OwnedFolder:
+    """A new folder that only this user may enter.
+
+    Args:
+        prefix: beginning of its name in the temporary folder; every folder that begins like this is made here.
+
+    Attributes:
+        path: the folder.
+        descriptor: holds the lock. A child that inherits it is an owner too: the folder is swept when the last one is gone.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix))
+            with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
+                self.descriptor = _opened(self.path)
+                try:
+                    _lock(self.descriptor, self.path, fcntl.LOCK_EX)
+                    return
+                except FileNotFoundError:
+                    os.close(self.descriptor)
+                    raise
+                except OSError as error:
+                    logger.warning("%s cannot be locked (%s), so it stays if this process is killed.", self.path, error)
+                    return
+
+    def remove(self) -> None:
+        """Remove the folder with all that is in it, then release the lock."""
+        remove_tree(self.path)
+        os.close(self.descriptor)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder with all that is in it, as far as this user may."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():  # it has folders without permissions, or some that are thousands deep
+        for command in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
+            subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
+
+
+def sweep(prefix: str) -> None:
+    """Remove the folders of a prefix whose owners are gone."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # it is in use, another user's, or gone by now
+            descriptor = _opened(folder)
+            try:
+                _lock(descriptor, folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(folder)
+            finally:
+                os.close(descriptor)
+
+
+def _opened(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+
+
+def _lock(descriptor: int, folder: Path, lock: int) -> None:
+    """Lock an open folder. Raises: OSError; FileNotFoundError if another process removed it meanwhile."""
+    fcntl.flock(descriptor, lock)
+    if not os.path.samestat(os.fstat(descriptor), os.lstat(folder)):
+        raise FileNotFoundError(f"{folder} was removed and made again")
