@@ -1,62 +1,39 @@
 """One call as its keeper forks it and ends it, in a program of its own: one that forks, as a keeper does, has no threads."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-
-def said_by(program: str, *arguments: object) -> str:
-    """What a program prints; one that fails, fails its test."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
+from programs import said_by
 
 UNISOLATED = """
-import select, sys
+import errno, select, sys
 from pathlib import Path
-from vla_rl.sandbox import child, running
+from vla_rl.sandbox import isolation, running
 from vla_rl.sandbox.limits import ProcessLimits
 from vla_rl.sandbox.protocol import ProgramCall
 
-child.try_isolation = lambda *, network: False
-folder = sys.argv[1]
+def refused(*arguments, **options):
+    raise OSError(errno.ENOSPC, "none left")
+
+folder, name, means = sys.argv[1:4]
+setattr(isolation, name, refused)
 call = ProgramCall(0, f"open({folder + '/ran'!r}, 'w')", "", ProcessLimits(network=False))
-running_call = running.RunningCall(call, Path(folder), can_isolate=True)
+running_call = running.RunningCall(call, Path(folder), frozenset([means]))
 select.select([running_call.pidfd], [], [])
 ended = running_call.ended()
 print(ended.fault, "|", ended.words)
 """
 
 
-def test_a_call_that_gets_no_namespaces_where_others_do_is_not_run(tmp_path: Path) -> None:
-    assert said_by(UNISOLATED, tmp_path).startswith("not_isolated | the kernel gave it no namespaces of its own")
+@pytest.mark.parametrize(
+    ("name", "means"),
+    [("fork_first_process", "namespaces"), ("confine_writing", "landlock"), ("refuse_calls", "seccomp")],
+)
+def test_a_call_that_lacks_what_others_have_is_not_run(name: str, means: str, tmp_path: Path) -> None:
+    words = f"it was not run, as the kernel did not isolate it this time ({means}: none left)"
+    assert said_by(UNISOLATED, tmp_path, name, means) == f"not_isolated | {words}\n"
     assert not list(tmp_path.iterdir())
-
-
-NAMESPACES_LATER = """
-import sys
-from vla_rl.sandbox import keeper
-
-def try_isolation(*, network):
-    with open(sys.argv[1], "a") as tries:
-        tries.write(".")
-        return tries.tell() > int(sys.argv[2])
-
-keeper.try_isolation = try_isolation
-print(keeper._kernel_isolates())
-"""
-
-
-@pytest.mark.parametrize(("num_refusals", "isolates"), [(0, True), (2, True), (100, False)])
-def test_a_kernel_is_taken_for_one_that_never_isolates_only_after_several_tries(
-    num_refusals: int, isolates: bool, tmp_path: Path
-) -> None:
-    assert said_by(NAMESPACES_LATER, tmp_path / "tries", num_refusals) == f"{isolates}\n"
 
 
 NOBODY_LOOKS_AT_THE_CLOCK = """
@@ -67,7 +44,7 @@ from vla_rl.sandbox.limits import ProcessLimits
 from vla_rl.sandbox.protocol import ProgramCall
 
 call = ProgramCall(0, "while True: pass", "", ProcessLimits(timeout_s=0.5))
-busy = running.RunningCall(call, Path(sys.argv[1]), can_isolate=False)
+busy = running.RunningCall(call, Path(sys.argv[1]), frozenset())
 select.select([busy.pidfd], [], [])
 ended = busy.ended()
 print(ended.fault, "|", ended.words)
@@ -90,7 +67,7 @@ wait4 = os.wait4
 os.wait4 = lambda pid, options: (*wait4(pid, options)[:2], types.SimpleNamespace(ru_utime=cpu_s, ru_stime=0.0))
 program = f"import os; os.kill(os.getpid(), {number})"
 limits = ProcessLimits(timeout_s=timeout_s, cpu_s=1)
-call = running.RunningCall(ProgramCall(0, program, "", limits), folder, can_isolate=False)
+call = running.RunningCall(ProgramCall(0, program, "", limits), folder, frozenset())
 select.select([call.pidfd], [], [])
 ended = call.ended()
 print(ended.fault, "|", ended.words)
@@ -120,7 +97,7 @@ from vla_rl.sandbox import running
 from vla_rl.sandbox.limits import ProcessLimits
 from vla_rl.sandbox.protocol import ProgramCall
 
-call = running.RunningCall(ProgramCall(0, "print(5)", "", ProcessLimits()), Path(sys.argv[1]), can_isolate=False)
+call = running.RunningCall(ProgramCall(0, "print(5)", "", ProcessLimits()), Path(sys.argv[1]), frozenset())
 select.select([call.pidfd], [], [])
 call.check(call.deadline + 1.0)
 ended = call.ended()
@@ -135,41 +112,24 @@ def test_a_call_that_ended_while_its_keeper_was_at_an_import_keeps_its_answer(tm
 ORPHANED = """
 import os, select, signal, sys, time
 from pathlib import Path
-from vla_rl.sandbox import child, running
+from vla_rl.sandbox import isolation, running
 from vla_rl.sandbox.descendants import become_subreaper
 from vla_rl.sandbox.limits import ProcessLimits
 from vla_rl.sandbox.protocol import ProgramCall
 
-folder, who = Path(sys.argv[1]), sys.argv[2]
-fork, fork_as_first_process = os.fork, child._fork_as_first_process
+folder, means = Path(sys.argv[1]), frozenset(sys.argv[2].split())
+die_with_parent = isolation.die_with_parent
 
-def end_the_keeper():
-    keeper = os.getppid()
-    os.kill(keeper, signal.SIGKILL)
-    while os.getppid() == keeper:
-        time.sleep(0.001)
+def end_the_parent(pidfd):
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    select.select([pidfd], [], [])
+    die_with_parent(pidfd)
 
-def fork_and_end():
-    reading, writing = os.pipe()
-    if fork():
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.close(writing)
-    os.read(reading, 1)  # until the other closed it by its end
-    time.sleep(0.1)
-    return 0
-
-def orphan_the_first_process():
-    os.fork = fork_and_end
-    fork_as_first_process()
-
-if who == "keeper":
-    child.become_subreaper = end_the_keeper
-else:
-    child._fork_as_first_process = orphan_the_first_process
+isolation.die_with_parent = end_the_parent
 become_subreaper()
-if fork() == 0:
+if os.fork() == 0:
     call = ProgramCall(0, f"open({str(folder / 'ran')!r}, 'w')", "", ProcessLimits())
-    running_call = running.RunningCall(call, folder, can_isolate=who != "keeper")
+    running_call = running.RunningCall(call, folder, means)
     select.select([running_call.pidfd], [], [])
     os._exit(0)
 try:
@@ -180,6 +140,8 @@ except ChildProcessError:
 """
 
 
-@pytest.mark.parametrize("who", ["keeper", "parent of the first process"])
-def test_a_process_whose_parent_died_before_it_could_ask_to_die_with_it_does_not_run(who: str, tmp_path: Path) -> None:
-    assert said_by(ORPHANED, tmp_path, who) == "not run\n"
+@pytest.mark.parametrize("means", ["", "namespaces"])
+def test_a_process_whose_keeper_died_before_it_could_ask_to_die_with_it_does_not_run(
+    means: str, tmp_path: Path
+) -> None:
+    assert said_by(ORPHANED, tmp_path, means) == "not run\n"

@@ -174,30 +174,34 @@ async def test_what_is_asked_for_is_in_the_environment() -> None:
         assert (await sandbox.call("misbehaving:environment")).value["SEARCH_KEY"] == "42"
 
 
-async def test_no_other_process_can_be_killed_from_inside(sandbox: Sandbox) -> None:
-    look = "import os\nif os.getpid() != 1:\n    raise SystemExit('not isolated')\n"
-    result = await sandbox.run_program(
-        look + "try:\n    os.kill(-1, 9)\nexcept ProcessLookupError:\n    print('nobody is there')"
-    )
-    if "not isolated" in result.text:
-        pytest.skip("this kernel gives no namespaces to us")
-    assert result.stdout == "nobody is there\n"
-
-
 async def test_a_program_reads_its_input_and_says_how_it_ended(sandbox: Sandbox) -> None:
     assert (await sandbox.run_program("print(int(input()) * 2)", "21\n")).stdout == "42\n"
     failed = await sandbox.run_program("raise KeyError('x')")
     assert (failed.fault, failed.text) == ("died", "its process ended with exit code 1: KeyError: 'x'")
 
 
-async def test_a_program_has_no_network(sandbox: Sandbox) -> None:
-    program = "import socket\nprint(socket.create_connection(('127.0.0.1', 9), timeout=1))"
+async def test_a_program_that_aborts_is_reported_as_such(sandbox: Sandbox) -> None:
+    result = await sandbox.run_program("import os; os.abort()")
+    assert (result.fault, result.text[:36]) == ("died", "its process was killed by SIGABRT; i")
+
+
+async def test_what_a_program_needs_for_its_work_is_there_though_the_network_is_not(sandbox: Sandbox) -> None:
+    program = (
+        "import asyncio, getpass, os, subprocess, tempfile\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "async def one(): return 1\n"
+        "def two(): return 2\n"
+        "if __name__ == '__main__':\n"
+        "    tempfile.TemporaryFile().write(b'3')\n"
+        "    open('/dev/null', 'w').write('4')\n"
+        "    getpass.getuser()\n"
+        "    print(asyncio.run(one()), subprocess.check_output(['echo', '5'], text=True).strip(), flush=True)\n"
+        "    print('6', file=open('/dev/stdout', 'w'))\n"
+        "    if os.access('/dev/shm', os.W_OK):\n"
+        "        print(ProcessPoolExecutor(1).submit(two).result())\n"
+    )
     result = await sandbox.run_program(program)
-    if not result.is_offline:
-        pytest.skip("this kernel gives no namespaces to us")
-    assert "Network is unreachable" in result.text or "Connection refused" in result.text
-    listed = await sandbox.run_program("import socket\nprint([name for _, name in socket.if_nameindex()])")
-    assert listed.stdout == "['lo']\n"
+    assert (result.text, result.stdout) in (("", "1 5\n6\n2\n"), ("", "1 5\n6\n"))
 
 
 async def test_cpu_time_is_limited_as_well(sandbox: Sandbox) -> None:
@@ -259,18 +263,16 @@ async def stuck_keeper(sandbox: Sandbox) -> tuple["asyncio.Task[CallResult]", li
 async def test_a_keeper_that_is_stuck_is_replaced_with_all_that_it_ran_and_its_calls_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    words = "did not answer within 2.5 s"
     async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=1.0)) as sandbox:
         running, processes, folder = await stuck_keeper(sandbox)
         call = await sandbox.call("misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=1.5))
-        assert (call.fault, call.text) == (
-            "died",
-            "the process that keeps it did not answer within 2.5 s and was killed",
-        )
+        assert (call.fault, call.text) == ("died", f"the process that keeps it {words} and was killed")
         assert await running == call
+        assert f"the keeper of a sandbox (pid {processes[0]}) {words}" in caplog.text
+        assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
         assert all(map(is_gone, processes))
         assert not folder.exists()
-        assert f"the keeper of a sandbox (pid {processes[0]}) did not answer within 2.5 s" in caplog.text
-        assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
         assert sandbox.counts == {"done": 2, "died": 2}
 
 
@@ -304,18 +306,21 @@ async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothi
             await call
         is_cancelled.set()
         assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
-        assert killed == processes[:1]
+        assert len(killed) == 1
         assert all(map(is_gone, processes))
         assert not folder.exists()
 
 
-async def test_a_keeper_that_imports_is_not_stuck() -> None:
-    async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=5.0)) as sandbox:
+async def test_a_keeper_that_imports_is_not_stuck_and_goes_on_ending_calls() -> None:
+    async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=1.0)) as sandbox:
         await sandbox.call("misbehaving:folder")
         hung = asyncio.create_task(sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=1.0)))
         await until(lambda: bool(children_of_keeper(sandbox)))
-        keeper = sandbox.keeper_pid
-        assert (await sandbox.call("slow_to_import:answer", {}, ProcessLimits(timeout_s=30.0))).value == 42
+        keeper, processes = sandbox.keeper_pid, children_of_keeper(sandbox)
+        answer = asyncio.create_task(sandbox.call("slow_to_import:answer", {}, ProcessLimits(timeout_s=30.0)))
+        await until(lambda: all(map(is_gone, processes)))
+        assert not answer.done()
+        assert (await answer).value == 42
         assert (await hung).fault == "timed_out"
         assert sandbox.keeper_pid == keeper
 

@@ -34,7 +34,7 @@ def processes_of_session(pid: int) -> Sequence[int]:
     return alive
 
 
-def all_end(pidfds: Sequence[int], within_s: float) -> bool:
+def all_end(pidfds: Iterable[int], within_s: float) -> bool:
     """Wait for the end of every process; closes the descriptors."""
     until = time.monotonic() + within_s
     ended = []

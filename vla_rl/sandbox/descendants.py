@@ -5,7 +5,6 @@ or two forks notwithstanding, so that everything stays reachable from `/proc/<pi
 """
 
 import contextlib
-import ctypes
 import itertools
 import os
 import signal
@@ -13,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-_PR_SET_CHILD_SUBREAPER: Final = 36
+from vla_rl.sandbox.linux import PR_SET_CHILD_SUBREAPER, prctl
+
 _MOST_S: Final = 10.0
 _ROUNDS_WITHOUT_PAUSE: Final = 5
 _PAUSE_S: Final = 0.001
@@ -21,13 +21,11 @@ _PAUSE_S: Final = 0.001
 
 def become_subreaper() -> None:
     """Have orphans below this process handed to it. Raises: OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children_of(pid: int) -> list[int]:
-    """The children of a process, zombies included; none where it is gone."""
+    """The children of a process, zombies included; none if it is gone."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -57,7 +55,7 @@ def kill_all_below(pid: int) -> None:
     for num_rounds in itertools.count():
         found = descendants_of(pid)
         if dead.issuperset(found) or time.monotonic() > until:
-            return  # nobody died as we looked, whose orphans had not been handed on yet
+            return  # no process died as we looked, so no orphan is on its way to another parent
         living = [child for child in found if _is_alive(child)]
         dead = set(found).difference(living)
         for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -69,7 +67,7 @@ def kill_all_below(pid: int) -> None:
 
 
 def kill_with_all_below(pid: int) -> None:
-    """Kill a child of ours that answers nobody, and everything below it; stopped first, so that it starts no more."""
+    """Kill a child that is stuck, and everything below it. It is stopped first, so that it starts no more processes."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         kill_all_below(pid)
@@ -86,9 +84,14 @@ def num_processes_of(uid: int) -> int:
     return num
 
 
-def _is_alive(pid: int) -> bool:
+def state_of(pid: int) -> str:
+    """The kernel's letter for the state of a process, such as R, S, T or Z; empty if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return stat.rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+        return ""
+    return stat.rsplit(")", 1)[1].split()[0]
+
+
+def _is_alive(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z", "X")

@@ -3,36 +3,38 @@
 import asyncio
 import contextlib
 import logging
-import shutil
+import os
 import socket
 import sys
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Final, Self
 
 import msgspec
 
+from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.waits import waiting
 from vla_rl.sandbox.descendants import kill_with_all_below
-from vla_rl.sandbox.protocol import IMPORT_TIMEOUT_S, Answer, Cancel, Ended, Import, Unframer, frame
+from vla_rl.sandbox.means import Means
+from vla_rl.sandbox.preloading import IMPORT_TIMEOUT_S
+from vla_rl.sandbox.protocol import Answer, Cancel, Ended, Import, Imported, Ready, Start, Unframer, frame
 
 logger = logging.getLogger(__name__)
 
+_FOLDERS: Final = "vla_rl_sandbox."
 _READ_BYTES: Final = 1 << 18
 _STOP_GRACE_S: Final = 5.0
 _LAST_LOOK_S: Final = 1.0
-"""For what had come when a deadline passed, but was not read yet, as this loop was busy."""
+"""Time to read an answer that had come when its deadline passed, while this loop was busy."""
 
 
 class KeeperProcess:
-    """A keeper from its start to its end; made by `start`.
+    """A keeper and its reaper from their start to their end; made by `start`.
 
-    It ends every call by the call's own limits. One that owes an answer for longer is stuck: it is killed with all that it
-    runs, and everybody who waits for it is told.
+    The keeper ends every call by the call's own limits. If it owes an answer for longer, it is
+    stuck: it is killed with all that it runs, and every caller gets an answer with the fault "died".
 
-    Invariant: when `stop` has returned, neither the process, nor anything that it started, nor its folder is there. Where
-    somebody else killed the process, the kernel kills its calls as it ends, and nobody waits for them.
+    Invariant: when `stop` has returned, nothing is left of the two processes, of all that they started, and of their folder.
+    If this process is killed, or another one kills the keeper, the reaper sees to that.
     """
 
     def __init__(
@@ -40,38 +42,52 @@ class KeeperProcess:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        folder: Path,
+        folder: OwnedFolder,
         imported: dict[str, bool],
+        on_ready: Callable[[Ready], None],
     ) -> None:
         self._process, self._writer, self._folder, self._imported = process, writer, folder, imported
+        self._on_ready = on_ready
+        self.pid: int | None = None
+        """The process that forks; None until it is ready."""
         self._pending: dict[int, asyncio.Future[Ended]] = {}
         self._num_imports = self._num_imports_over = 0
         self._is_stuck = False
         self._ending: asyncio.Task[None] | None = None
-        self._reading = asyncio.get_running_loop().create_task(self._read(reader), name="reader of the sandbox")
+        loop = asyncio.get_running_loop()
+        self._reading = loop.create_task(self._read(reader), name="reader of the sandbox")
         for module in [module for module, is_sound in imported.items() if is_sound]:
             self._import(module)
 
     @classmethod
-    async def start(cls, environment: Mapping[str, str], imported: dict[str, bool]) -> Self:
+    async def start(
+        cls,
+        environment: Mapping[str, str],
+        imported: dict[str, bool],
+        without: tuple[Means, ...],
+        on_ready: Callable[[Ready], None],
+    ) -> Self:
         """Start a process.
 
         Args:
             environment: of the process and its calls.
-            imported: modules that a keeper was told to import; True where it lived to tell, which is noted here too. Those
-                are imported again.
+            imported: modules that a keeper was asked to import, and whether it survived that; updated here. Those that it
+                survived are imported again.
+            without: means of isolation not to use.
+            on_ready: called once it takes calls, with what it found out about this kernel.
         """
-        folder = Path(tempfile.mkdtemp(prefix="vla_rl_sandbox_"))
+        await asyncio.to_thread(sweep, _FOLDERS)
+        folder = OwnedFolder(_FOLDERS)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
+                start = Start(theirs.fileno(), str(folder.path), folder.descriptor, os.getpid(), without)
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "vla_rl.sandbox.keeper",
-                    str(theirs.fileno()),
-                    str(folder),
-                    pass_fds=(theirs.fileno(),),
+                    "vla_rl.sandbox.reaper",
+                    msgspec.json.encode(start).decode(),
+                    pass_fds=(theirs.fileno(), folder.descriptor),
                     stdin=asyncio.subprocess.DEVNULL,
                     env=environment,
                     start_new_session=True,  # Ctrl-C is ours to handle
@@ -79,28 +95,23 @@ class KeeperProcess:
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
             ours.close()  # on which a keeper that was started ends
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
             raise
-        return cls(process, reader, writer, folder, imported)
-
-    @property
-    def pid(self) -> int:
-        """Of the process that forks."""
-        return self._process.pid
+        return cls(process, reader, writer, folder, imported, on_ready)
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes calls: False where it ended, or is stuck."""
+        """Whether it takes calls: False once it has ended or is stuck."""
         return not self._is_stuck and not self._reading.done()
 
     def preload(self, module: str) -> None:
-        """Have a module imported before the next fork, unless a keeper was told to before."""
+        """Have a module imported before the next fork, unless a keeper was asked to before."""
         if module not in self._imported:
             self._imported[module] = False
             self._import(module)
 
     async def answer(self, number: int, message: bytes, allowed_s: float) -> Ended:
-        """Have a call made, and how it ended. Cancelling it kills the call.
+        """Run a call, and return how it ended. Cancelling this kills the call.
 
         Args:
             number: of the call.
@@ -113,7 +124,7 @@ class KeeperProcess:
         try:
             with waiting(f"sandboxed call {number}", on="its process"):
                 if not await self._comes_in_time(future, allowed_s):
-                    await self._give_up(allowed_s)
+                    await self._give_up(f"did not answer within {allowed_s:g} s")
                 return future.result()
         except asyncio.CancelledError:
             if not self._writer.is_closing():
@@ -123,9 +134,9 @@ class KeeperProcess:
             del self._pending[number]
 
     async def stop(self) -> None:
-        """Close the socket, on which the keeper kills all and ends; one that is stuck, or does not, is killed with all.
+        """Close the socket, so that the keeper kills all calls and ends; kill a keeper that is stuck or does not end.
 
-        Where this is cancelled the end goes on, and the next `stop` waits for it.
+        If this is cancelled, the end goes on, and the next `stop` waits for it.
         """
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._end(), name="end of a sandbox's keeper")
@@ -139,7 +150,7 @@ class KeeperProcess:
                     async with asyncio.timeout(_STOP_GRACE_S):
                         await self._process.wait()
             if self._process.returncode is None:
-                await asyncio.to_thread(kill_with_all_below, self.pid)
+                await asyncio.to_thread(kill_with_all_below, self._process.pid)
                 await self._process.wait()
         finally:
             if self._process.returncode is None:  # the loop itself ends; its calls die with it
@@ -147,7 +158,7 @@ class KeeperProcess:
                     self._process.kill()
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(self._folder.remove)
 
     def _import(self, module: str) -> None:
         self._num_imports += 1
@@ -165,15 +176,15 @@ class KeeperProcess:
                 break
         return future.done()
 
-    async def _give_up(self, allowed_s: float) -> None:
+    async def _give_up(self, words: str) -> None:
         logger.error(
-            "the keeper of a sandbox (pid %d) did not answer within %g s; it is killed with the %d calls that it runs.",
+            "the keeper of a sandbox (pid %s) %s; it is killed with the %d calls that it runs.",
             self.pid,
-            allowed_s,
+            words,
             len(self._pending),
         )
         self._is_stuck = True
-        self._lose(f"the process that keeps it did not answer within {allowed_s:g} s and was killed")
+        self._lose(f"the process that keeps it {words} and was killed")
         await self.stop()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -189,7 +200,11 @@ class KeeperProcess:
             self._lose("the process that keeps it died")
 
     def _take(self, answer: Answer) -> None:
-        if not isinstance(answer, Ended):
+        if isinstance(answer, Ready):
+            self.pid = answer.pid
+            self._on_ready(answer)
+            return
+        if isinstance(answer, Imported):
             self._imported[answer.module] = True
             self._num_imports_over += 1
             return

@@ -6,7 +6,7 @@ from vla_rl.types import Config
 
 
 class ProcessLimits(Config, frozen=True, kw_only=True):
-    """Whatever passes one of these is killed, with every process that it started."""
+    """Limits of one call. A call that passes one is killed with every process that it started."""
 
     timeout_s: float = 10.0
     """Wall-clock time, from its start."""
@@ -21,20 +21,22 @@ class ProcessLimits(Config, frozen=True, kw_only=True):
     file_mb: int = 64
     """Size of each file that it writes, in MiB."""
 
+    disk_mb: int = 256
+    """Size of all its files together, /dev/shm included, in MiB, if it has mounts of its own. The files lie in memory."""
+
     output_kb: int = 1024
-    """What it may print, and what it may return, in KiB each. What it printed up to there is kept."""
+    """Size of its output, and of its returned value, in KiB each. Output up to the limit is kept."""
 
     max_processes: int = 16
     """Processes that it may have at a time, itself included."""
 
     network: bool = True
-    """False cuts it off from the network, where the kernel lets us; `CallResult.is_offline` says whether it did. Where it
-    lets us, a call for which it does not, in several tries, is not run: the fault "not_isolated"."""
+    """False refuses it the network and all unix sockets, if the kernel can; `CallResult.is_offline` says whether it did."""
 
     def __post_init__(self) -> None:
         self.require(0 < self.timeout_s < math.inf, "timeout_s", "> 0 seconds, and finite")
         self.require(self.cpu_s is None or self.cpu_s >= 1, "cpu_s", ">= 1")
-        for field in ("memory_mb", "file_mb", "output_kb", "max_processes"):
+        for field in ("memory_mb", "file_mb", "disk_mb", "output_kb", "max_processes"):
             self.require(getattr(self, field) >= 1, field, ">= 1")
 
     @property

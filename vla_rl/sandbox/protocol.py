@@ -1,4 +1,4 @@
-"""What a sandbox and its keeper say to each other: msgpack in frames, over one socket."""
+"""Messages between a sandbox and its keeper: msgpack in frames, over one socket."""
 
 import struct
 from typing import Any, Final, Literal, TypeAlias
@@ -6,13 +6,33 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from vla_rl.sandbox.limits import ProcessLimits
+from vla_rl.sandbox.means import Means
 
-Fault: TypeAlias = Literal["raised", "timed_out", "died", "printed_too_much", "too_many_processes", "not_isolated"]
-
-IMPORT_TIMEOUT_S: Final = 60
-"""For one `Import`, during which the keeper does nothing else."""
+Fault: TypeAlias = Literal[
+    "raised",
+    "timed_out",
+    "died",
+    "printed_too_much",
+    "too_many_processes",
+    "not_isolated",
+]
 
 _LENGTH: Final = struct.Struct("<I")
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The one argument of the process that is started, as JSON."""
+
+    connection: int
+    """Descriptor of the socket to the sandbox."""
+
+    folder: str
+    folder_lock: int
+    """Descriptor that holds the lock of the folder."""
+
+    owner_pid: int
+    without: tuple[Means, ...]
+    """Means of isolation not to use."""
 
 
 class FunctionCall(msgspec.Struct, frozen=True, tag=True):
@@ -42,12 +62,23 @@ class Import(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Kill a call whose answer nobody waits for any more."""
+    """Kill a call whose caller no longer waits."""
 
     id: int
 
 
 Request: TypeAlias = FunctionCall | ProgramCall | Import | Cancel
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The keeper takes calls."""
+
+    pid: int
+    open_to_calls: list[str]
+    """Things that calls can do although they should not, in words."""
+
+    refused: dict[Means, str]
+    """Means of isolation that cannot be had, each with the reason."""
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
@@ -62,10 +93,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: int
     fault: Fault | None
     words: str
-    """What went wrong."""
+    """The reason of the fault, in words."""
 
     returned: bytes = b""
-    """What the function wrote: an encoded `Returned`; empty where it never came to that."""
+    """The function's answer: an encoded `Returned`; empty if it did not get to that."""
 
     stdout: bytes
     stderr: bytes
@@ -73,11 +104,11 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     duration_s: float = 0.0
 
 
-Answer: TypeAlias = Imported | Ended
+Answer: TypeAlias = Ready | Imported | Ended
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True):
-    """What a function gave, or raised."""
+    """The value or the error of a function."""
 
     value: Any = None
     error: str | None = None

@@ -2,22 +2,25 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
-from vla_rl.sandbox.child import NOT_ISOLATED, PROGRAM_FILE, run_call
-from vla_rl.sandbox.descendants import children_of, descendants_of, kill_all_below
+from vla_rl.actors.owned_folder import remove_tree
+from vla_rl.sandbox.child import NOT_ISOLATED, run_call, say_not_isolated
+from vla_rl.sandbox.descendants import descendants_of, kill_with_all_below
+from vla_rl.sandbox.isolation import Isolation, NotIsolated
+from vla_rl.sandbox.means import Means
+from vla_rl.sandbox.namespaces import ended_as
 from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall
 
 STREAMS: Final = ("stdout", "stderr", "returned")
 _READ_BYTES: Final = 1 << 16
 _CPU_SHARE: Final = 0.25
-"""Of its CPU time, used at least by a call that was killed for it: the kernel counts whole ticks, charged to whoever runs as
-they end, and beside a busy process finds 1 s where there were 0.7."""
+"""Share of its CPU time that a call has used at least if it was killed for that. The kernel charges a whole tick to the
+process that runs as the tick ends: beside a busy process it counted 1 s for 0.7 s."""
 
 
 class RunningCall:
@@ -26,34 +29,39 @@ class RunningCall:
     Args:
         call: what to do.
         folder: in which it gets one of its own.
-        can_isolate: whether the kernel gives it namespaces of its own.
+        means: of isolation.
     """
 
-    def __init__(self, call: FunctionCall | ProgramCall, folder: Path, *, can_isolate: bool) -> None:
+    def __init__(self, call: FunctionCall | ProgramCall, folder: Path, means: frozenset[Means]) -> None:
         self.call = call
-        self._is_isolated = can_isolate
         self._folder = Path(tempfile.mkdtemp(prefix="call_", dir=folder))
-        (self._folder / "stdin").write_bytes(_encoded(call.stdin) if isinstance(call, ProgramCall) else b"")
-        if isinstance(call, ProgramCall):
-            (self._folder / PROGRAM_FILE).write_bytes(_encoded(call.source))
-        self.pipes: dict[int, str] = {}
         self._kept: dict[str, bytearray] = {name: bytearray() for name in STREAMS}
         self._fault: tuple[Fault, str] | None = None
-        pipes = [os.pipe() for _ in STREAMS]
-        fds, keeper_pid = (pipes[0][1], pipes[1][1], pipes[2][1]), os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            run_call(call, self._folder, fds, can_isolate=can_isolate, keeper_pid=keeper_pid)
-        for (reading, writing), name in zip(pipes, STREAMS, strict=True):
+        pipes = [os.pipe() for _ in (*STREAMS, "status")]
+        self._isolation = Isolation(means, self._folder, call.limits)
+        self.pid = self._fork([writing for _, writing in pipes])
+        for reading, writing in pipes:
             os.close(writing)
             os.set_blocking(reading, False)
-            self.pipes[reading] = name
+        self.pipes = {reading: name for (reading, _), name in zip(pipes, STREAMS, strict=False)}
+        self._status_fd = pipes[3][0]
         self.pidfd = os.pidfd_open(self.pid)
         self._began = time.monotonic()
         self.deadline = self._began + call.limits.timeout_s
 
+    def _fork(self, writing: list[int]) -> int:
+        keeper = os.pidfd_open(os.getpid())
+        try:
+            if (pid := self._isolation.fork()) == 0:
+                run_call(self.call, self._folder, [*writing, keeper], self._isolation)
+        except NotIsolated as failure:
+            if (pid := os.fork()) == 0:
+                say_not_isolated(failure, writing[STREAMS.index("returned")])
+        os.close(keeper)
+        return pid
+
     def read(self, fd: int) -> bool:
-        """Take what is in a pipe; False where it is at its end. A call that printed too much is killed."""
+        """Read what is in a pipe; False at its end. A call that printed too much is killed."""
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -72,11 +80,12 @@ class RunningCall:
         if self._fault is not None or self._has_ended():
             return
         limits = self.call.limits
-        # isolated, `pid` only waits for the first process of the namespace, and everything that counts is below it
-        too_many = limits.max_processes + self._is_isolated
+        is_first = "namespaces" in self._isolation.means  # the first process of a namespace, which waits for the call
+        too_many = limits.max_processes + is_first
+        below = descendants_of(self.pid, too_many)
         if now >= self.deadline:
             self.kill("timed_out", self._too_long())
-        elif len(descendants_of(self.pid, too_many)) >= too_many:
+        elif len(below) >= too_many:
             self.kill("too_many_processes", f"it started more than {limits.max_processes} processes and was stopped")
 
     def _has_ended(self) -> bool:
@@ -86,28 +95,27 @@ class RunningCall:
         """Kill it with everything below it. The first reason stays."""
         self._fault = self._fault or (fault, words)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGSTOP)
-        if self._is_isolated:  # the first process of its namespace, with which the kernel ends all of them
-            for first in children_of(self.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(first, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            kill_all_below(self.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            if "namespaces" in self._isolation.means:  # the kernel ends all of a namespace with its first process
+                os.kill(self.pid, signal.SIGKILL)
+            else:
+                kill_with_all_below(self.pid)
 
     def ended(self) -> Ended:
         """Reap it, once its pidfd says that it is over, and say how it ended. Its folder is gone after that."""
         _, status, usage = os.wait4(self.pid, 0)
+        told = ended_as(self._status_fd)
+        os.close(self._status_fd)
         for fd in list(self.pipes):
             while self._kept_grows(fd):
                 pass
             os.close(fd)
         os.close(self.pidfd)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_tree(self._folder)
         duration_s = time.monotonic() - self._began
         cpu_s = usage.ru_utime + usage.ru_stime
-        fault = self._fault or self._fault_of(os.waitstatus_to_exitcode(status), duration_s, cpu_s)
+        fault = self._fault or self._fault_of(
+            os.waitstatus_to_exitcode(status if told is None else told), duration_s, cpu_s
+        )
         return Ended(
             id=self.call.id,
             fault=None if fault is None else fault[0],
@@ -115,7 +123,7 @@ class RunningCall:
             returned=bytes(self._kept["returned"]),
             stdout=bytes(self._kept["stdout"]),
             stderr=bytes(self._kept["stderr"]),
-            is_offline=self._is_isolated and not self.call.limits.network,
+            is_offline=not self.call.limits.network and not self._isolation.means.isdisjoint(("namespaces", "seccomp")),
             duration_s=duration_s,
         )
 
@@ -125,7 +133,7 @@ class RunningCall:
             self.kill("printed_too_much", f"it {verb} more than {self.call.limits.output_kb} KiB and was stopped")
 
     def _kept_grows(self, fd: int) -> bool:
-        """Read what is left in a pipe after the end; whoever else holds it is dead or about to be."""
+        """Read what is left in a pipe after the end; all processes that hold it are dead or about to be."""
         before = len(self._kept[self.pipes[fd]])
         return self.read(fd) and len(self._kept[self.pipes[fd]]) > before
 
@@ -136,9 +144,9 @@ class RunningCall:
         limits = self.call.limits
         if exit_code == 0:
             return None
-        if bytes(self._kept["returned"]) == NOT_ISOLATED:
-            words = "the kernel gave it no namespaces of its own this time (are they limited?), so it was not run"
-            return ("not_isolated", words)
+        if (told := bytes(self._kept["returned"])).startswith(NOT_ISOLATED):
+            reason = told.removeprefix(NOT_ISOLATED).decode()
+            return ("not_isolated", f"it was not run, as the kernel did not isolate it this time ({reason})")
         if exit_code == -signal.SIGKILL and duration_s >= limits.timeout_s:  # the kernel ended it before we did
             return ("timed_out", self._too_long())
         if exit_code == -signal.SIGKILL and cpu_s >= _CPU_SHARE * limits.most_cpu_s:
@@ -148,7 +156,3 @@ class RunningCall:
             return ("died", f"its process was killed by {name}; its limit is {limits.memory_mb} MiB of memory")
         last = bytes(self._kept["stderr"]).decode(errors="replace").strip().splitlines()[-1:]
         return ("died", f"its process ended with exit code {exit_code}" + (f": {last[0][:500]}" if last else ""))
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")

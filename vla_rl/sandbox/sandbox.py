@@ -17,7 +17,8 @@ from vla_rl.actors.environment import inherited_environment
 from vla_rl.actors.waits import waiting
 from vla_rl.sandbox.keeper_process import KeeperProcess
 from vla_rl.sandbox.limits import ProcessLimits
-from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall, Returned, frame
+from vla_rl.sandbox.means import ALL_MEANS, Means, described
+from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall, Ready, Returned, frame
 from vla_rl.types import Config
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,13 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
     """How long after a call's own `timeout_s` the keeper may take to say how it ended. One that takes longer is stuck: it is
     killed with all that it runs, and the next call starts another."""
 
+    without: tuple[Means, ...] = ()
+    """Means of isolation not to use: namespaces, mounts, own_user, landlock, seccomp. By default all that the kernel gives
+    are used. Leave out mounts, own_user and landlock if tools have to write outside of their folders."""
+
     def __post_init__(self) -> None:
         self.require(self.max_calls >= 1, "max_calls", ">= 1")
+        self.require(ALL_MEANS.issuperset(self.without), "without", f"only {', '.join(sorted(ALL_MEANS))}")
         self.require(self.keeper_grace_s > 0, "keeper_grace_s", "> 0 seconds")
 
 
@@ -49,20 +55,20 @@ RETRIES_AFTER_S: Final = (0.1, 0.2, 0.4, 0.8)
 for a moment."""
 
 UNSENDABLE: Final = (OverflowError, TypeError, ValueError, RecursionError, msgspec.MsgspecError)
-"""What encoding raises: for a whole number beyond 64 bits, an object that is no plain value, text that is no UTF-8."""
+"""Errors of encoding: a whole number beyond 64 bits, an object that is no plain value, text that is no UTF-8."""
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a call."""
+    """The result of a call."""
 
     value: Any = None
-    """What the function returned: plain values; None where it did not."""
+    """Plain values that the function returned; None if it did not return."""
 
     fault: Fault | None = None
-    """None where it ran to its end: a function returned, a program ended with exit code 0."""
+    """None if it ran to its end: a function returned, a program ended with exit code 0."""
 
     text: str = ""
-    """What went wrong, for a person or a model."""
+    """The reason of the fault, for a person or a model."""
 
     stdout: str = ""
     stderr: str = ""
@@ -70,15 +76,15 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it was cut off from the network."""
 
     duration_s: float = 0.0
-    """From its start to its end; waiting for a place is not counted."""
+    """Seconds between its start and its end; waiting for a place is not counted."""
 
 
 class Sandbox:
     """Runs functions and programs in processes of their own, with limits. `async with` starts nothing: the first call does.
 
     A call never raises for what the function does. The keeper behind it is replaced if it dies or is stuck; calls that it
-    had then are answered with the fault "died". Sandboxed code runs as this process's user: limits and isolation keep
-    accidents in, they are no wall against somebody who wants to read this user's files.
+    had then are answered with the fault "died". A call writes in a folder of its own only, and reads whatever this user can
+    read; what this kernel and user cannot keep it from is logged once.
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
@@ -88,10 +94,12 @@ class Sandbox:
         self._numbers = itertools.count()
         self._room = asyncio.Semaphore(self._config.max_calls)
         self._imported: dict[str, bool] = {}
-        """Modules that a keeper was told to import; True where it lived to tell."""
+        """Modules that a keeper was asked to import, and whether it survived that."""
         self._starting = asyncio.Lock()
         self._keeper: KeeperProcess | None = None
-        self._is_open = self._has_warned = False
+        self.missing: dict[Means, str] = {}
+        """Means of isolation that calls do without, each with the reason; known once the first call has ended."""
+        self._is_open = False
 
     async def __aenter__(self) -> Self:
         self._is_open = True
@@ -108,7 +116,7 @@ class Sandbox:
 
     @property
     def keeper_pid(self) -> int | None:
-        """The process that forks; None before the first call."""
+        """The process that forks; None until a first call has started one."""
         return None if self._keeper is None else self._keeper.pid
 
     async def call(
@@ -121,9 +129,9 @@ class Sandbox:
     ) -> CallResult:
         """Call `module:function` with plain values by name. What it may take and do: `limits`.
 
-        With `is_converted` it is handed what its type hints say, such as a struct in place of a dict.
+        With `is_converted` its arguments become what its type hints ask for, such as a struct instead of a dict.
 
-        Its module is imported once, where calls are forked from: it should start no threads. A call's time begins after.
+        Its module is imported once, in the keeper: it should start no threads. A call's time begins after the import.
         """
         limits = limits if limits is not None else ProcessLimits()
         await self.preload(path.partition(":")[0])
@@ -153,14 +161,10 @@ class Sandbox:
             message = frame(ProgramCall(number, source, stdin, limits))
         except UNSENDABLE as error:
             return self._counted(CallResult(fault="raised", text=f"the program cannot be sent: {error}"))
-        result = _result_of(await self._answer(number, message, limits))
-        if not (limits.network or result.is_offline or result.fault == "died" or self._has_warned):
-            self._has_warned = True
-            logger.warning("programs are not cut off from the network: this kernel gives no namespaces of their own")
-        return self._counted(result)
+        return self._counted(_result_of(await self._answer(number, message, limits)))
 
     async def preload(self, module: str) -> None:
-        """Have a module imported where calls are forked from, once; one that kills the keeper is not tried again."""
+        """Import a module in the keeper, once; one that kills the keeper is not tried again."""
         (await self._serving_keeper()).preload(module)
 
     async def _answer(self, number: int, message: bytes, limits: ProcessLimits) -> Ended:
@@ -182,15 +186,25 @@ class Sandbox:
         return await keeper.answer(number, message, limits.timeout_s + self._config.keeper_grace_s)
 
     async def _serving_keeper(self) -> KeeperProcess:
-        """The one there is, or another. Raises: RuntimeError where the sandbox is not open."""
+        """Return the keeper, or start another. Raises: RuntimeError if the sandbox is not open."""
         async with self._starting:
             if not self._is_open:
                 raise RuntimeError("the sandbox is not open; use `async with`.")
             if self._keeper is None or not self._keeper.is_serving:
                 if self._keeper is not None:
                     await self._keeper.stop()
-                self._keeper = await KeeperProcess.start(self._environment(), self._imported)
+                self._keeper = await KeeperProcess.start(
+                    self._environment(), self._imported, self._config.without, self._describe
+                )
             return self._keeper
+
+    def _describe(self, ready: Ready) -> None:
+        """Log what calls are not kept from, unless it was logged of another keeper."""
+        missing = {**dict.fromkeys(self._config.without, "left out by configuration"), **ready.refused}
+        if missing != self.missing:
+            self.missing = missing
+            level = logging.WARNING if ready.open_to_calls else logging.INFO
+            logger.log(level, "%s", described(missing, ready.open_to_calls))
 
     def _environment(self) -> dict[str, str]:
         inherited = inherited_environment()

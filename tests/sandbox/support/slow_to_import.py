@@ -2,7 +2,7 @@
 
 import time
 
-time.sleep(9.0)
+time.sleep(4.0)
 
 
 def answer() -> int:

@@ -1,0 +1,64 @@
+"""The means of isolation by name, and what a call can do to the rest of the machine without some of them.
+
+namespaces   its own processes, System V memory and network; all of them die with the first
+mounts       all files read-only but its folder and /dev/shm, which lie in memory and have a size
+own_user     as root: a user of its own
+landlock     writing, and signals, end at its folder and its processes
+seccomp      no sockets without a network; no memory and no objects outside of its processes
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias, get_args
+
+Means: TypeAlias = Literal["namespaces", "mounts", "own_user", "landlock", "seccomp"]
+
+ALL_MEANS: Final[frozenset[Means]] = frozenset(get_args(Means))
+
+
+def means_for(*, is_root: bool, without: tuple[Means, ...]) -> frozenset[Means]:
+    """The means to try: mounts are made in namespaces only, and only root can give a call a user of its own."""
+    means = ALL_MEANS.difference(without, () if is_root else ("own_user",))
+    return means if "namespaces" in means else means - {"mounts"}
+
+
+def open_to_calls(means: frozenset[Means], *, signals_are_confined: bool) -> list[str]:
+    """List in words what calls can do with these means although they should not.
+
+    Args:
+        means: those that are used.
+        signals_are_confined: whether this kernel's Landlock keeps signals inside.
+    """
+    found = []
+    if means.isdisjoint(("mounts", "own_user", "landlock")):
+        found.append("write wherever this user can")
+    elif means.isdisjoint(("mounts", "own_user")):
+        found.append("change modes and times of this user's files")
+    elif means.isdisjoint(("mounts", "landlock")):
+        found.append("write what every user can, such as new files in /tmp")
+    elif means.isdisjoint(("own_user", "landlock")):
+        found.append("write to devices that this user can write to")
+    if means.isdisjoint(("mounts", "landlock")):
+        found.append("fill the disk outside of their folders")
+    if means.isdisjoint(("namespaces", "own_user")) and not ("landlock" in means and signals_are_confined):
+        found.append("end this user's processes")
+    if means.isdisjoint(("namespaces", "seccomp")):
+        found.append("use the network, also with network=False")
+    elif "seccomp" not in means:
+        found.append("connect to unix sockets, also with network=False, and keep memory that is not counted")
+    return found
+
+
+def described(missing: Mapping[Means, str], found: list[str]) -> str:
+    """One line on what is missing, and what follows.
+
+    Args:
+        missing: means that are not used, each with the reason.
+        found: what calls can do therefore.
+    """
+    reasons = ", ".join(f"{means} ({reason})" for means, reason in missing.items())
+    if not found:
+        return f"sandboxed calls are isolated without {reasons}; the other means keep the same promises"
+    return (
+        f"sandboxed calls can {'; '.join(found)}, as they are isolated without {reasons}. Time, memory, output and the "
+        "number of processes are limited all the same, and no process outlives its call"
+    )
