@@ -260,11 +260,17 @@ async def stuck_keeper(sandbox: Sandbox) -> tuple["asyncio.Task[CallResult]", li
     return running, [sandbox.keeper_pid, *children_of_keeper(sandbox)], Path(folder).parent
 
 
+@pytest.mark.parametrize(
+    ("grace_s", "looks", "words"),
+    [(1000.0, True, "was stopped by a signal for some 2 s"), (1.0, False, "did not answer within 2.5 s")],
+    ids=["its state shows it", "its deadline passes"],
+)
 async def test_a_keeper_that_is_stuck_is_replaced_with_all_that_it_ran_and_its_calls_are_told(
-    caplog: pytest.LogCaptureFixture,
+    grace_s: float, looks: bool, words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = "did not answer within 2.5 s"
-    async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=1.0)) as sandbox:
+    if not looks:
+        monkeypatch.setattr(keeper_process, "LOOK_EVERY_S", 1000.0)
+    async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=grace_s)) as sandbox:
         running, processes, folder = await stuck_keeper(sandbox)
         call = await sandbox.call("misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=1.5))
         assert (call.fault, call.text) == ("died", f"the process that keeps it {words} and was killed")
@@ -296,6 +302,7 @@ async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothi
         kill(pid)
         killed.append(pid)
 
+    monkeypatch.setattr(keeper_process, "LOOK_EVERY_S", 1000.0)
     monkeypatch.setattr(keeper_process, "kill_with_all_below", kill_later)
     async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
         running, processes, folder = await stuck_keeper(sandbox)

@@ -17,6 +17,7 @@ from vla_rl.sandbox.descendants import kill_with_all_below
 from vla_rl.sandbox.means import Means
 from vla_rl.sandbox.preloading import IMPORT_TIMEOUT_S
 from vla_rl.sandbox.protocol import Answer, Cancel, Ended, Import, Imported, Ready, Start, Unframer, frame
+from vla_rl.sandbox.stopped import LOOK_EVERY_S, StoppedProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _LAST_LOOK_S: Final = 1.0
 class KeeperProcess:
     """A keeper and its reaper from their start to their end; made by `start`.
 
-    The keeper ends every call by the call's own limits. If it owes an answer for longer, it is
+    The keeper ends every call by the call's own limits. If it owes an answer for longer, or is stopped by a signal, it is
     stuck: it is killed with all that it runs, and every caller gets an answer with the fault "died".
 
     Invariant: when `stop` has returned, nothing is left of the two processes, of all that they started, and of their folder.
@@ -56,6 +57,7 @@ class KeeperProcess:
         self._ending: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
         self._reading = loop.create_task(self._read(reader), name="reader of the sandbox")
+        self._watching = loop.create_task(self._watch(), name="watch over the sandbox's keeper")
         for module in [module for module, is_sound in imported.items() if is_sound]:
             self._import(module)
 
@@ -157,7 +159,8 @@ class KeeperProcess:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
             self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+            self._watching.cancel()
+            await asyncio.gather(self._reading, self._watching, return_exceptions=True)
             await asyncio.to_thread(self._folder.remove)
 
     def _import(self, module: str) -> None:
@@ -186,6 +189,15 @@ class KeeperProcess:
         self._is_stuck = True
         self._lose(f"the process that keeps it {words} and was killed")
         await self.stop()
+
+    async def _watch(self) -> None:
+        """Give up the keeper if it, or its reaper, is stopped by a signal."""
+        stopped = StoppedProcesses()
+        while not self._reading.done():
+            await asyncio.sleep(LOOK_EVERY_S)
+            pids = [self._process.pid, *(() if self.pid is None else (self.pid,))]
+            if stopped.look(pids, asyncio.get_running_loop().time()) and self._ending is None:
+                await self._give_up("was stopped by a signal for some 2 s")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Hand out answers until the keeper ends; what it still had then has died."""
