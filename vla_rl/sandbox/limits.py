@@ -16,13 +16,15 @@ class ProcessLimits(Config, frozen=True, kw_only=True):
     ends by the clock."""
 
     memory_mb: int = 2048
-    """Address space of each process, in MiB, on top of what the function's process has when it is forked."""
+    """Memory that all its processes hold together, and address space of each, in MiB, on top of what the function's process
+    has when it is forked. Memory is added up ten times a second: it can pass the limit by what is allocated in between."""
 
     file_mb: int = 64
     """Size of each file that it writes, in MiB."""
 
     disk_mb: int = 256
-    """Size of all its files together, /dev/shm included, in MiB, if it has mounts of its own. The files lie in memory."""
+    """Size of all its files together, /dev/shm included, in MiB. If it has mounts of its own, the files lie in memory, and
+    a write beyond the limit fails with "No space left on device"; if not, the call is stopped."""
 
     output_kb: int = 1024
     """Size of its output, and of its returned value, in KiB each. Output up to the limit is kept."""

@@ -14,6 +14,8 @@ Fault: TypeAlias = Literal[
     "died",
     "printed_too_much",
     "too_many_processes",
+    "too_much_memory",
+    "too_much_disk",
     "not_isolated",
 ]
 

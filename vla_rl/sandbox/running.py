@@ -1,4 +1,4 @@
-"""One call that runs in a child of the keeper: its pipes, its deadline, and its end."""
+"""One call that runs in a child of the keeper: its pipes, its deadline, what it uses, and its end."""
 
 import contextlib
 import os
@@ -13,11 +13,16 @@ from vla_rl.sandbox.child import NOT_ISOLATED, run_call, say_not_isolated
 from vla_rl.sandbox.descendants import descendants_of, kill_with_all_below
 from vla_rl.sandbox.isolation import Isolation, NotIsolated
 from vla_rl.sandbox.means import Means
-from vla_rl.sandbox.namespaces import ended_as
+from vla_rl.sandbox.namespaces import MOST_FILES, ended_as
 from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall
+from vla_rl.sandbox.usage import disk_used, holds_more_memory, memory_held
 
 STREAMS: Final = ("stdout", "stderr", "returned")
 _READ_BYTES: Final = 1 << 16
+_MIB: Final = 1 << 20
+_MEASURE_EVERY_S: Final = 0.1
+"""How often memory and files are added up. A process that allocates as fast as it can takes some 100 MB meanwhile."""
+
 _CPU_SHARE: Final = 0.25
 """Share of its CPU time that a call has used at least if it was killed for that. The kernel charges a whole tick to the
 process that runs as the tick ends: beside a busy process it counted 1 s for 0.7 s."""
@@ -35,6 +40,8 @@ class RunningCall:
     def __init__(self, call: FunctionCall | ProgramCall, folder: Path, means: frozenset[Means]) -> None:
         self.call = call
         self._folder = Path(tempfile.mkdtemp(prefix="call_", dir=folder))
+        held = memory_held(os.getpid()) if isinstance(call, FunctionCall) else 0  # the child begins with that
+        self._most_memory = held + call.limits.memory_mb * _MIB
         self._kept: dict[str, bytearray] = {name: bytearray() for name in STREAMS}
         self._fault: tuple[Fault, str] | None = None
         pipes = [os.pipe() for _ in (*STREAMS, "status")]
@@ -46,7 +53,7 @@ class RunningCall:
         self.pipes = {reading: name for (reading, _), name in zip(pipes, STREAMS, strict=False)}
         self._status_fd = pipes[3][0]
         self.pidfd = os.pidfd_open(self.pid)
-        self._began = time.monotonic()
+        self._began = self._measured = time.monotonic()
         self.deadline = self._began + call.limits.timeout_s
 
     def _fork(self, writing: list[int]) -> int:
@@ -73,7 +80,7 @@ class RunningCall:
         return bool(data)
 
     def check(self, now: float) -> None:
-        """Kill the call if its time is over, or if it became too many processes.
+        """Kill the call if its time is over, or if it became too many processes, or holds too much.
 
         One that has ended stays as it is: it may have been in time, and this process at an import since.
         """
@@ -87,6 +94,19 @@ class RunningCall:
             self.kill("timed_out", self._too_long())
         elif len(below) >= too_many:
             self.kill("too_many_processes", f"it started more than {limits.max_processes} processes and was stopped")
+        elif now >= self._measured + _MEASURE_EVERY_S:
+            self._measured = now
+            self._check_usage(below if is_first else [self.pid, *below])
+
+    def _check_usage(self, pids: list[int]) -> None:
+        limits = self.call.limits
+        if holds_more_memory(pids, self._most_memory):
+            self.kill("too_much_memory", f"it held more than {limits.memory_mb} MiB of memory in all and was stopped")
+        elif (
+            "mounts" not in self._isolation.means and disk_used(self._folder, pids, MOST_FILES) > limits.disk_mb * _MIB
+        ):
+            words = f"it wrote more than {limits.disk_mb} MiB or {MOST_FILES} files and was stopped"
+            self.kill("too_much_disk", words)
 
     def _has_ended(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

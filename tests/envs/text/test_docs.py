@@ -42,6 +42,10 @@ def test_the_sandbox_answers_as_shown(folder: Path) -> None:
     ]
 
 
+def test_what_is_missing_can_be_asked_as_shown(folder: Path) -> None:
+    assert run(folder, "isolated.py") == ["left out by configuration"]
+
+
 def test_a_data_set_becomes_starts(folder: Path) -> None:
     rows = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(3)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
