@@ -21,6 +21,7 @@ from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig, fu
 from vla_rl.sandbox import sandbox as sandbox_module
 from vla_rl.sandbox.descendants import descendants_of
 from vla_rl.sandbox.keeper_process import KeeperProcess
+from vla_rl.sandbox.means import Means
 from vla_rl.sandbox.protocol import Ended
 
 
@@ -108,18 +109,25 @@ async def test_an_answer_that_no_message_can_have_is_an_error(sandbox: Sandbox) 
     assert "object" in result.text
 
 
-async def test_a_function_that_forks_without_end_is_stopped_early(sandbox: Sandbox) -> None:
-    result = await sandbox.call("misbehaving:forks_without_end", {}, ProcessLimits(timeout_s=30.0, max_processes=8))
-    assert result.fault in ("raised", "too_many_processes")
-    assert len(children_of_keeper(sandbox)) == 0
+WITH_AND_WITHOUT_NAMESPACES = pytest.mark.parametrize("without", [(), ("namespaces",)])
 
 
-async def test_a_call_may_have_as_many_processes_as_it_is_told(sandbox: Sandbox) -> None:
+@WITH_AND_WITHOUT_NAMESPACES
+async def test_a_function_that_forks_without_end_is_stopped_early(without: tuple[Means, ...]) -> None:
+    async with asyncio.timeout(110), Sandbox(SandboxConfig(without=without)) as sandbox:
+        result = await sandbox.call("misbehaving:forks_without_end", {}, ProcessLimits(timeout_s=30.0, max_processes=8))
+        assert result.fault in ("raised", "too_many_processes")
+        assert len(children_of_keeper(sandbox)) == 0
+
+
+@WITH_AND_WITHOUT_NAMESPACES
+async def test_a_call_may_have_as_many_processes_as_it_is_told(without: tuple[Means, ...]) -> None:
     limits = ProcessLimits(max_processes=4)
-    within = await sandbox.call("misbehaving:forks", {"times": 3}, limits)
-    assert (within.value, within.fault) == (4, None)
-    beyond = await sandbox.call("misbehaving:forks", {"times": 4, "seconds": 100.0}, limits)
-    assert beyond.fault in ("raised", "too_many_processes")
+    async with asyncio.timeout(110), Sandbox(SandboxConfig(without=without)) as sandbox:
+        within = await sandbox.call("misbehaving:forks", {"times": 3}, limits)
+        assert (within.value, within.fault) == (4, None)
+        beyond = await sandbox.call("misbehaving:forks", {"times": 4, "seconds": 100.0}, limits)
+        assert beyond.fault in ("raised", "too_many_processes")
 
 
 @pytest.mark.parametrize(("num_refusals", "fault"), [(2, None), (100, "not_isolated")])
@@ -139,11 +147,14 @@ async def test_a_call_that_was_not_isolated_is_tried_again_for_a_while(
     assert (result.fault, result.stdout, len(asked)) == (fault, "5\n", min(num_refusals + 1, 4))
 
 
-async def test_what_a_call_left_behind_is_killed_with_it(sandbox: Sandbox) -> None:
-    result = await sandbox.call("misbehaving:leaves_a_process_behind", {"seconds": 7654.25})
-    assert result.fault is None
-    assert children_of_keeper(sandbox) == []
-    assert not [process for process in psutil.process_iter(["cmdline"]) if "7654.25" in (process.info["cmdline"] or [])]
+@WITH_AND_WITHOUT_NAMESPACES
+async def test_what_a_call_left_behind_is_killed_with_it(without: tuple[Means, ...]) -> None:
+    async with asyncio.timeout(110), Sandbox(SandboxConfig(without=without)) as sandbox:
+        result = await sandbox.call("misbehaving:leaves_a_process_behind", {"seconds": 7654.25})
+        assert result.fault is None
+        assert sandbox.keeper_pid is not None
+        reaper = psutil.Process(sandbox.keeper_pid).ppid()
+        assert descendants_of(reaper) == [sandbox.keeper_pid]
 
 
 async def test_memory_files_and_exit_codes_have_limits_or_names(sandbox: Sandbox) -> None:
