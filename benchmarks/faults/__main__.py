@@ -25,7 +25,7 @@ def main() -> int:
     rows = {kind: f"{campaign.failures[kind]} of {campaign.tries[kind]} tries failed" for kind in asked.kinds}
     print_table("Faults", {**rows, **{kind: f"skipped: {why}" for kind, why in campaign.skipped.items()}})
     print_json_line(campaign.figures())
-    return int(bool(campaign.failures))
+    return int(campaign.failures.total() > 0)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Campaign:
                     break
                 self._try(number, kind, faults[kind], root / f"{number:04d}-{kind}")
         finally:
-            if self.failures:
+            if self.failures.total():
                 print(f"the folders of tries that failed are kept in {root}", flush=True)
             else:
                 shutil.rmtree(root, ignore_errors=True)
