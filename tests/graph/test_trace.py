@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import SmallDisk
 
 from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, write_trace
 
@@ -74,6 +75,25 @@ async def test_what_was_written_before_a_crash_opens(graph: TaskGraph, clock: An
     assert json.loads(path.read_text()) == events
     with pytest.raises(ValueError, match="is closed"):
         writer.write(update)
+
+
+async def test_a_full_disk_costs_the_trace_nothing_that_comes_later(
+    graph: TaskGraph, clock: Any, run_all: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, disk = tmp_path / "trace.json", SmallDisk(monkeypatch)
+    writer = TraceWriter(path, graph)
+    first, second, third = await run_all(graph, 3, clock=clock)
+    writer.write(first)
+    disk.room = 500  # half of the next update
+    with pytest.raises(OSError, match="No space left"):
+        writer.write(second)
+    assert json.loads(path.read_text() + "]")  # what is there is whole
+    disk.room = None
+    for update in (second, third):
+        writer.write(update)
+    writer.close()
+    events = json.loads(path.read_text())
+    assert [e["id"] for e in events if e["ph"] == "b"] == [0, 1, 2]
 
 
 async def test_a_failed_update_can_be_traced_too(tmp_path: Path, run_all: Any) -> None:

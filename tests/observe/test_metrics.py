@@ -2,13 +2,13 @@
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from disks import SmallDisk
 
 from vla_rl.errors import ConfigError
 from vla_rl.observe import JsonlSink, MetricLog, RunDirectory, TensorBoardSink, WandbSink, read_metrics
@@ -40,9 +40,18 @@ class ListSink:
         self.closed = True
 
 
-def test_a_run_writes_json_lines_and_tensorboard(tmp_path) -> None:
+def tensorboard_scalars(run: RunDirectory) -> dict[tuple[int, str], float]:
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+    (events,) = run.tensorboard.iterdir()
+    return {
+        (event.step, value.tag): value.tensor.float_val[0]
+        for event in EventFileLoader(str(events)).Load()
+        for value in event.summary.value
+    }
+
+
+def test_a_run_writes_json_lines_and_tensorboard(tmp_path) -> None:
     run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
     with MetricLog.open(run) as log:
         log.write(1, {"train/loss": 0.5, "rollout/success_rate": np.float32(0.25)})
@@ -52,13 +61,7 @@ def test_a_run_writes_json_lines_and_tensorboard(tmp_path) -> None:
         (1, 0.5, 0.25),
         (2, 0.25, 1.0),
     ]
-    (events,) = run.tensorboard.iterdir()
-    scalars = {
-        (event.step, value.tag): value.tensor.float_val[0]
-        for event in EventFileLoader(str(events)).Load()
-        for value in event.summary.value
-    }
-    assert scalars == {
+    assert tensorboard_scalars(run) == {
         (1, "train/loss"): 0.5,
         (1, "rollout/success_rate"): 0.25,
         (2, "train/loss"): 0.25,
@@ -66,16 +69,19 @@ def test_a_run_writes_json_lines_and_tensorboard(tmp_path) -> None:
     }
 
 
-def test_a_failing_sink_is_reported_once_and_the_others_go_on(caplog) -> None:
+def test_a_failing_sink_is_reported_once_tried_again_and_the_others_go_on(caplog) -> None:
     broken, sound = ListSink(fails_at=2), ListSink()
-    with caplog.at_level(logging.WARNING), MetricLog([broken, sound]) as log:
+    with caplog.at_level(logging.WARNING):
+        log = MetricLog([broken, sound])
         for update in range(1, 5):
             log.write(update, {"train/loss": 0.0})
+        (record,) = [record for record in caplog.records if record.name.startswith("vla_rl")]
+        log.close()
     assert [update for update, _ in sound.lines] == [1, 2, 3, 4]
-    assert broken.calls == 2
-    (record,) = [record for record in caplog.records if record.name.startswith("vla_rl")]
-    assert "ListSink failed in update 2" in record.getMessage()
+    assert broken.calls == 5  # once for update 1, then update 2 again with each that follows and at the end
+    assert "ListSink failed at update 2" in record.getMessage()
     assert "No space left" in record.getMessage()
+    assert "ListSink: 3 records were never written, the first of them update 2" in caplog.text
 
 
 def test_a_sink_that_fails_to_close_does_not_keep_others_open(caplog) -> None:
@@ -139,19 +145,88 @@ def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path) -> None:
     assert (line["train/loss"], line["train/grad_norm"]) == (None, None)
 
 
-def test_a_full_disk_costs_the_metrics_and_not_the_run(caplog) -> None:
-    if not os.path.exists("/dev/full"):
-        pytest.skip("there is no /dev/full here")
-    sink = JsonlSink.__new__(JsonlSink)
-    sink._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
-    sound = ListSink()
+@pytest.mark.parametrize("room", [0, 1, 80, 150])
+def test_a_full_disk_delays_lines_and_leaves_each_update_exactly_one(room, tmp_path, monkeypatch, caplog) -> None:
+    run, disk = RunDirectory.create(tmp_path, "full", Config()), SmallDisk(monkeypatch)
+    with caplog.at_level(logging.WARNING), MetricLog.open(run) as log:
+        for update in range(1, 9):
+            disk.room = room if update == 3 else None if update == 7 else disk.room
+            log.write(update, {"train/loss": update / 2})
+            lines = run.metrics.read_bytes().splitlines(keepends=True)
+            assert all(line.endswith(b"\n") and json.loads(line) for line in lines)  # no half line at any time
+    assert [json.loads(line)["update"] for line in lines] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert tensorboard_scalars(run) == {(update, "train/loss"): update / 2 for update in range(1, 9)}
+    reports = [record.getMessage() for record in caplog.records]
+    assert sum("metrics.jsonl" in text for text in reports) == 1
+    assert sum("tfevents" in text for text in reports) == 1
+    assert all("[Errno 28]" in text or "works again" in text for text in reports)
+
+
+def test_lines_that_found_no_place_are_given_to_the_checkpoint_and_written_after_a_resume(
+    tmp_path, monkeypatch
+) -> None:
+    run, disk = RunDirectory.create(tmp_path, "full", Config()), SmallDisk(monkeypatch, of="metrics.jsonl")
+    log = MetricLog.open(run)
+    log.write(1, {"train/loss": 1.0})
+    assert log.secured() == b""
+    disk.room = 0
+    log.write(2, {"train/loss": 2.0})
+    log.write(3, {"train/loss": float("nan")})
+    kept = log.secured()
+    assert [json.loads(line)["update"] for line in kept.splitlines()] == [2, 3]
+    disk.room = None  # the process is killed, and the run resumed from a checkpoint of update 3
+    with MetricLog.open(run, resumed_at=3) as resumed:
+        resumed.add_missing(kept, run.metrics)
+        resumed.add_missing(kept, run.metrics)
+    assert [(line["update"], line["train/loss"]) for line in read_metrics(run.metrics)] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, None),
+    ]
+    assert len(run.metrics.read_bytes().splitlines()) == 3
+
+
+def test_a_resumed_run_sets_the_lines_aside_that_it_makes_anew(tmp_path) -> None:
+    run = RunDirectory.create(tmp_path, "back", Config())
+    with MetricLog.open(run) as log:
+        for update in range(1, 6):
+            log.write(update, {"train/loss": 0.0})
+    with run.metrics.open("ab") as file:
+        file.write(b'{"update":6,"tra')  # killed here
+    for _ in range(2):
+        with MetricLog.open(run, resumed_at=3) as log:
+            log.write(4, {"train/loss": 4.0})
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [(line["update"], line["train/loss"]) for line in lines] == [(1, 0.0), (2, 0.0), (3, 0.0), (4, 4.0)]
+    undone = (run.path / "metrics-undone.jsonl").read_text().splitlines()
+    assert [line[:12] for line in undone] == ['{"update":4,', '{"update":5,', '{"update":6,', '{"update":4,']
+    # TensorBoard hides what earlier files show of updates from 4 on
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(run.tensorboard))
+    shown.Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'{"update":2,"train/loss":"\xff"}',
+        b'{"update":2,"train/loss":',
+        b'{"train/loss":2.0}',
+        b'{"update":"2"}',
+        b'{"update":2,"train/loss":"high"}',
+        b"[2]",
+        b"[" * 5000,
+        b"",
+    ],
+)
+def test_a_damaged_line_is_left_out_and_counted(damaged, tmp_path, caplog) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"update":1,"train/loss":1.0}\n' + damaged + b'\n{"update":3,"train/loss":null}\n')
     with caplog.at_level(logging.WARNING):
-        log = MetricLog([sink, sound])
-        log.write(1, {"train/loss": 0.0})
-        log.close()
-    sink._file.close()
-    assert sound.lines == [(1, {"train/loss": 0.0})]
-    assert "JsonlSink failed in update 1" in caplog.text
+        assert [line["update"] for line in read_metrics(path)] == [1, 3]
+    assert f"{path}: 1 lines are not the metrics of an update" in caplog.text
 
 
 def test_tensorboard_comes_without_torch_and_tensorflow(tmp_path) -> None:
@@ -165,9 +240,9 @@ def test_tensorboard_comes_without_torch_and_tensorflow(tmp_path) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_an_empty_tensorboard_sink_closes(tmp_path) -> None:
+def test_a_tensorboard_sink_without_events_closes_and_leaves_no_file(tmp_path) -> None:
     TensorBoardSink(tmp_path / "new").close()
-    assert len(list((tmp_path / "new").iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_asking_for_wandb_without_it_says_what_to_install(monkeypatch) -> None:

@@ -1,6 +1,7 @@
 """Run directories: everything needed to make the run again, never two runs in one, refused at once where unwritable."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 
 from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
+from vla_rl.observe.run_directory import require_digest
 from vla_rl.observe.versions import git_commit
 from vla_rl.types import Config
 
@@ -53,10 +55,57 @@ def test_resuming_opens_the_same_folder_and_notes_the_new_versions(tmp_path) -> 
 def test_a_resume_with_another_configuration_notes_it(tmp_path) -> None:
     run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
     run.go_on_with(ExampleConfig())
-    assert [path.name for path in run.path.glob("config*")] == ["config.json"]
+    assert [path.name for path in run.path.glob("config*.json")] == ["config.json"]
     run.go_on_with(ExampleConfig(suite="libero_10"))
     assert run.config.name == "config-2.json"
     assert msgspec.json.decode(run.config.read_bytes(), type=ExampleConfig).suite == "libero_10"
+
+
+def test_a_configuration_that_is_not_as_it_was_written_is_refused_and_says_what_to_do(tmp_path) -> None:
+    run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
+    data = run.config.read_bytes()
+    subprocess.run(["sha256sum", "--check", "config.json.sha256"], cwd=run.path, check=True, capture_output=True)
+    require_digest(run.config, data)
+    flipped = data.replace(b"libero_goal", b"libero_gnal")  # one bit
+    with pytest.raises(ConfigError, match=r"config.json is not what was written .*remove config.json.sha256 to accept"):
+        require_digest(run.config, flipped)
+    run.go_on_with(ExampleConfig(suite="libero_10"))
+    with pytest.raises(ConfigError, match=r"config-2.json is not what was written"):
+        require_digest(run.config, data)
+
+
+def test_the_configuration_of_an_older_run_has_no_digest_and_is_accepted(tmp_path) -> None:
+    run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
+    (run.path / "config.json.sha256").unlink()
+    require_digest(run.config, b"anything")
+
+
+def test_a_trace_never_takes_the_place_of_another(tmp_path) -> None:
+    run, names = RunDirectory.create(tmp_path, "srpo", ExampleConfig()), []
+    for first in (0, 0, 0, 7, 7):
+        path = run.new_trace(first)
+        path.write_text("kept")
+        names.append(path.name)
+    assert names == [
+        "trace.json",
+        "trace-from-000000-2.json",
+        "trace-from-000000-3.json",
+        "trace-from-000007.json",
+        "trace-from-000007-2.json",
+    ]
+
+
+def test_a_directory_that_was_removed_is_noticed_and_can_be_made_again(tmp_path) -> None:
+    run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
+    assert run.is_there()
+    shutil.rmtree(run.path)
+    assert not run.is_there()
+    run.path.mkdir()
+    assert not run.is_there()  # a folder that something else made again is not the run's
+    run.make_again(ExampleConfig(suite="libero_10"))
+    assert run.is_there()
+    assert msgspec.json.decode(run.config.read_bytes(), type=ExampleConfig).suite == "libero_10"
+    assert RunDirectory.resume(run.path) == run
 
 
 def test_resuming_what_is_no_run_names_the_runs_there_are(tmp_path) -> None:

@@ -4,6 +4,7 @@ Knows no reinforcement learning, no actor and no torch.
 """
 
 from vla_rl.errors import GraphError
+from vla_rl.graph.appended_file import AppendedFile
 from vla_rl.graph.errors import (
     CyclicGraph,
     DuplicateNode,
@@ -34,6 +35,7 @@ from vla_rl.graph.update import Update
 
 __all__ = [
     "DROP",
+    "AppendedFile",
     "CriticalPath",
     "CyclicGraph",
     "DuplicateNode",

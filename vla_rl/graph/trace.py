@@ -6,11 +6,11 @@ The format is the trace-event array: it may be cut off anywhere after a line, so
 import json
 import os
 from collections.abc import Iterable
-from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from vla_rl.graph.appended_file import AppendedFile
 from vla_rl.graph.spans import Span
 from vla_rl.graph.task_graph import TaskGraph
 from vla_rl.graph.update import Update
@@ -19,10 +19,10 @@ _UPDATES_LANE = 0
 
 
 class TraceWriter:
-    """Appends updates to a trace file, flushed after each of them. `close` makes the file whole JSON.
+    """Appends updates to a trace file, each of them whole. `close` makes the file whole JSON.
 
     Args:
-        path: of the file, such as `trace.json`; written anew.
+        path: the file, such as `trace.json`; begun anew with the first update.
         graph: gives the lanes their names and their order.
         process: number that tells this trace's lanes from others when files are merged.
     """
@@ -33,26 +33,31 @@ class TraceWriter:
         self._lanes = {node_id: lane for lane, node_id in enumerate(graph.nodes, start=_UPDATES_LANE + 1)}
         self._resources = {node_id: sorted(node.resources) for node_id, node in graph.nodes.items()}
         self._types = {node_id: node.node_type.value for node_id, node in graph.nodes.items()}
-        self._file: TextIOWrapper | None = self.path.open("w", encoding="utf-8")
-        self._write([self._name("process_name", _UPDATES_LANE, f"graph {graph.id}")], opening=True)
-        self._write([self._name("thread_name", _UPDATES_LANE, "updates")])
-        for node_id, lane in self._lanes.items():
-            order = {**self._name("thread_sort_index", lane, node_id), "args": {"sort_index": lane}}
-            self._write([self._name("thread_name", lane, node_id), order])
+        first, *others = self._names_of_lanes(graph.id)
+        self._file = AppendedFile(self.path, opening=f"[\n{json.dumps(first)}".encode() + _lines(others), anew=True)
+        self._is_closed = False
 
     def write(self, update: Update) -> None:
-        """Append one update; whole on disk, as far as the operating system is concerned, when this returns."""
+        """Append one update; whole on disk, as far as the operating system is concerned, when this returns.
+
+        Raises: OSError if it could not be written; the file is as it was then, and the update may be tried again.
+        """
+        if self._is_closed:
+            raise ValueError(f"the trace {self.path} is closed; open another TraceWriter")
         events = [self._update_event("b", update, update.started), self._update_event("e", update, update.ended)]
         for span in update.spans.values():
             events.extend(self._span_events(span))
-        self._write(events)
+        self._file.write(_lines(events))
 
     def close(self) -> None:
-        """Finish the file; a second call does nothing."""
-        if self._file is not None:
-            self._file.write("\n]\n")
+        """Finish the file; a second call does nothing. Raises: OSError."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._file.write(b"\n]\n")
+        finally:
             self._file.close()
-            self._file = None
 
     def __enter__(self) -> Self:
         return self
@@ -90,15 +95,20 @@ class TraceWriter:
             "pid": self._process, "tid": _UPDATES_LANE, "args": {"update": update.index, "critical path": path},
         }  # fmt: skip
 
+    def _names_of_lanes(self, graph_id: str) -> Iterable[dict[str, Any]]:
+        yield self._name("process_name", _UPDATES_LANE, f"graph {graph_id}")
+        yield self._name("thread_name", _UPDATES_LANE, "updates")
+        for node_id, lane in self._lanes.items():
+            yield self._name("thread_name", lane, node_id)
+            yield {**self._name("thread_sort_index", lane, node_id), "args": {"sort_index": lane}}
+
     def _name(self, kind: str, lane: int, name: str) -> dict[str, Any]:
         return {"name": kind, "ph": "M", "ts": 0, "pid": self._process, "tid": lane, "args": {"name": name}}
 
-    def _write(self, events: Iterable[dict[str, Any]], *, opening: bool = False) -> None:
-        if self._file is None:
-            raise ValueError(f"the trace {self.path} is closed; open another TraceWriter")
-        for event in events:
-            self._file.write(("[\n" if opening else ",\n") + json.dumps(event))
-        self._file.flush()
+
+def _lines(events: Iterable[dict[str, Any]]) -> bytes:
+    """Events behind others, one a line."""
+    return "".join(f",\n{json.dumps(event)}" for event in events).encode()
 
 
 def write_trace(path: str | os.PathLike[str], graph: TaskGraph, updates: Iterable[Update]) -> Path:

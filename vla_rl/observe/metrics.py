@@ -1,21 +1,24 @@
 """Numbers of a run, by update, to every place that keeps them.
 
 Keys read like paths: `rollout/success_rate`, `train/loss`, `env/steps_per_s`, `time/update_s`. A sink that fails is
-reported once and left out from then on: a full disk or a lost connection costs the figures, not the run.
+reported once; what it missed waits and is written when it works again: a full disk costs the run nothing.
 """
 
 import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
 from vla_rl.errors import ConfigError
+from vla_rl.observe.outlet import Outlet
 from vla_rl.observe.run_directory import RunDirectory
-from vla_rl.observe.sinks import JsonlSink, TensorBoardSink, WandbSink
+from vla_rl.observe.sinks import JsonlSink, TensorBoardSink, WandbSink, as_line
+from vla_rl.observe.undone_lines import set_aside_lines
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +26,10 @@ _KEY = re.compile(r"[^/]+(/[^/]+)+")
 
 
 class Sink(Protocol):
-    """A place that keeps metrics. `write` may raise anything; it is then not called again."""
+    """A place that keeps metrics. `write` may raise anything; after an OSError the same update is tried again later."""
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """Keep the values of one update."""
+        """Keep the values of one update, all or none."""
         ...
 
     def close(self) -> None:
@@ -34,22 +37,43 @@ class Sink(Protocol):
         ...
 
 
-class MetricLog:
-    """Writes each update's metrics to all sinks. Use as a context manager, from one thread; a write takes about 1 ms."""
+class Measured(msgspec.Struct, frozen=True):
+    """Metrics of one update."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = list(sinks)
+    update: int
+    wall_time_s: float
+    """Seconds since 1970."""
+
+    values: dict[str, float]
+
+
+class MetricLog:
+    """Writes each update's metrics to all sinks. Use as a context manager, from one thread; a write takes about 1 ms.
+
+    Args:
+        sinks: where metrics go.
+        lines: the file of record: `secured` looks after its lines. Not one of `sinks`.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], lines: JsonlSink | None = None) -> None:
+        self._file = lines
+        self._lines = None if lines is None else _outlet(lines)
+        self._outlets = [*([] if self._lines is None else [self._lines]), *map(_outlet, sinks)]
 
     @classmethod
-    def open(cls, run: RunDirectory, wandb_project: str | None = None) -> "MetricLog":
-        """The log of a run: `metrics.jsonl`, TensorBoard and, where a project is named, Weights & Biases.
+    def open(cls, run: RunDirectory, wandb_project: str | None = None, *, resumed_at: int | None = None) -> "MetricLog":
+        """The log of a run: `metrics.jsonl`, TensorBoard and, if a project is named, Weights & Biases.
 
-        Raises: ConfigError where wandb is asked for and not installed.
+        A run that was resumed at an update makes the later ones anew: their lines are set aside first.
+
+        Raises: ConfigError if wandb is asked for and not installed; OSError if lines cannot be set aside.
         """
-        sinks: list[Sink] = [JsonlSink(run.metrics), TensorBoardSink(run.tensorboard)]
+        if resumed_at is not None:
+            set_aside_lines(run.metrics, partial(_is_of, last=resumed_at))
+        sinks: list[Sink] = [TensorBoardSink(run.tensorboard, resumed_at=resumed_at)]
         if wandb_project is not None:
             sinks.append(WandbSink(wandb_project, run.path.name, msgspec.json.decode(run.config.read_bytes())))
-        return cls(sinks)
+        return cls(sinks, JsonlSink(run.metrics))
 
     def __enter__(self) -> "MetricLog":
         return self
@@ -67,36 +91,76 @@ class MetricLog:
                 raise ConfigError(
                     f"metric key is {key!r}, expected a path such as 'train/loss'; put a namespace before it."
                 )
-        numbers = {key: float(value) for key, value in values.items()}
-        wall_time_s = time.time()
-        for sink in tuple(self._sinks):
-            try:
-                sink.write(update, wall_time_s, numbers)
-            except Exception as error:  # whatever a back end raises, the run goes on without it
-                self._sinks.remove(sink)
-                name = type(sink).__name__
-                logger.warning("%s failed in update %d and gets no more metrics: %r", name, update, error)
+        measured = Measured(update, time.time(), {key: float(value) for key, value in values.items()})
+        for outlet in self._outlets:
+            outlet.put(f"update {update}", measured)
+
+    def secured(self) -> bytes:
+        """Bring the lines so far to the disk itself; gives those that found no place in the file, as lines.
+
+        A checkpoint that holds them is whole: every update in it has its line somewhere on disk.
+        """
+        assert self._file is not None
+        assert self._lines is not None
+        self._lines.flush()
+        try:
+            self._file.sync()
+        except OSError as error:
+            logger.warning("the lines of metrics may not have reached the disk: %s", error)
+        return b"".join(as_line(each.update, each.wall_time_s, each.values) for each in self._lines.waiting)
+
+    def add_missing(self, lines: bytes, path: Path) -> None:
+        """Write those `lines`, as `secured` gave them, whose updates the file of record at `path` does not hold."""
+        assert self._lines is not None
+        present = {line["update"] for line in read_metrics(path)} if path.exists() else set()
+        for line in lines.splitlines():
+            values = msgspec.json.decode(line, type=dict[str, Any])
+            update, wall_time_s = values.pop("update"), values.pop("wall_time_s")
+            if update not in present:
+                self._lines.put(f"update {update}", Measured(update, wall_time_s, values))
 
     def close(self) -> None:
-        """Close all sinks; one that fails to close is reported."""
-        while self._sinks:
-            sink = self._sinks.pop()
-            try:
-                sink.close()
-            except Exception as error:  # the others still have to be closed
-                logger.warning("%s failed to close, its last metrics may be lost: %r", type(sink).__name__, error)
+        """Write what waits, and close all sinks; one that fails to close is reported."""
+        while self._outlets:
+            self._outlets.pop().close()
+
+
+def _outlet(sink: Sink) -> Outlet[Measured]:
+    return Outlet(type(sink).__name__, partial(_write, sink), sink.close)
+
+
+def _write(sink: Sink, measured: Measured) -> None:
+    sink.write(measured.update, measured.wall_time_s, measured.values)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, one an update, in order of updates.
+    """The lines of a `metrics.jsonl`, one an update, in order of updates; of two lines of one update the later counts.
 
-    A line cut off by a crash is left out; where a resumed run did an update again, its later line counts.
+    A line that cannot be read is left out; one warning counts them.
     """
     by_update: dict[int, dict[str, Any]] = {}
+    num_damaged = 0
     for line in path.read_bytes().splitlines():
-        try:
-            values = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError:
-            continue
-        by_update[values["update"]] = values
+        values = _values_in(line)
+        if values is None:
+            num_damaged += 1
+        else:
+            by_update[values["update"]] = values
+    if num_damaged:
+        logger.warning("%s: %d lines are not the metrics of an update, and are left out", path, num_damaged)
     return [by_update[update] for update in sorted(by_update)]
+
+
+def _is_of(line: bytes, last: int) -> bool:
+    values = _values_in(line)
+    return values is not None and values["update"] <= last
+
+
+def _values_in(line: bytes) -> dict[str, Any] | None:
+    """The metrics in a line; None if it is damaged."""
+    try:
+        values = msgspec.json.decode(line, type=dict[str, Any])
+    except (ValueError, RecursionError):  # no JSON object, or bytes that are no text
+        return None
+    is_number = all(value is None or isinstance(value, int | float) for value in values.values())
+    return values if is_number and type(values.get("update")) is int else None

@@ -2,9 +2,11 @@
 
 <root>/<name>-<date>-<time>/
     config.json        the resolved configuration, for `read_config`; config-2.json is that of the first resume with another
+    about.json         what results depend on besides
+    config.json.sha256 its digest, for `sha256sum -c`; config-2.json has one too
     versions.json      Python, packages, commit, platform, command; versions-2.json is that of the first resume
-    metrics.jsonl      one line an update
-    trace.json         timeline of the nodes, for Perfetto
+    metrics.jsonl      one line an update; metrics-undone.jsonl holds those of updates that a resume made anew
+    trace.json         timeline of the nodes, for Perfetto; a resumed run begins another file
     graph.txt          the graph of an update, as a tree
     report.html        all of it on one page, at the end
     held_out.jsonl     one line a held-out episode, where they are played; strips/ shows them
@@ -12,41 +14,50 @@
 """
 
 import datetime
+import hashlib
 import json
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.observe.versions import versions
+from vla_rl.observe.whole_file import write_whole
 
 CONFIG_FILE = "config.json"
 
 
+class RunDirectoryGone(VlaRlError):
+    """The folder of a run was removed while the run was on."""
+
+
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of one run. The folders exist; the files are written by whoever owns them."""
+    """The paths of one run. The folders exist; the parts of a run write the files."""
 
     path: Path
 
     @classmethod
-    def create(cls, root: Path, name: str, config: msgspec.Struct) -> "RunDirectory":
-        """Make a new folder below `root` and write the configuration and the versions into it.
+    def create(
+        cls, root: Path, name: str, config: msgspec.Struct, about: Mapping[str, str] | None = None
+    ) -> "RunDirectory":
+        """Make a new folder below `root` and write the configuration, the versions and `about` into it.
 
         Two runs of one name in the same second get different folders, on shared file systems too.
 
-        Raises: ConfigError, before anything else has started, where the folder cannot be made or written.
+        Raises: ConfigError, before anything else has started, if the folder cannot be made or written.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise ConfigError(f"run name is {name!r}, expected letters, digits, '.', '_' and '-', as it names a folder")
         try:
             run = cls(_new_folder(root, f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
-            for folder in (run.tensorboard, run.checkpoints, run.videos):
-                folder.mkdir()
-            (run.path / CONFIG_FILE).write_bytes(_as_json(config))
-            run._write_versions()
+            run._begin(config)
+            if about is not None:
+                write_whole(run.path / "about.json", msgspec.json.format(msgspec.json.encode(about)) + b"\n")
         except OSError as error:
             raise ConfigError(_not_writable(root, error)) from error
         return run
@@ -55,13 +66,9 @@ class RunDirectory:
     def resume(cls, path: Path) -> "RunDirectory":
         """Open the folder of an earlier run and note the versions that it goes on with.
 
-        Raises: ConfigError where `path` is not the folder of a run, or cannot be written.
+        Raises: ConfigError if `path` is not the folder of a run, or cannot be written.
         """
-        if not (path / CONFIG_FILE).is_file():
-            others = sorted(folder.parent.name for folder in path.parent.glob(f"*/{CONFIG_FILE}"))
-            found = f"runs in {path.parent} are: {', '.join(others)}" if others else f"{path.parent} holds no run"
-            raise ConfigError(f"{path} has no {CONFIG_FILE}, expected the folder of an earlier run; {found}.")
-        run = cls(path)
+        run = cls.existing(path)
         try:
             for folder in (run.tensorboard, run.checkpoints, run.videos):
                 folder.mkdir(exist_ok=True)
@@ -70,14 +77,38 @@ class RunDirectory:
             raise ConfigError(_not_writable(path, error)) from error
         return run
 
+    @classmethod
+    def existing(cls, path: Path) -> "RunDirectory":
+        """The folder of an earlier run, to look at. Raises: ConfigError if `path` is none; it names those beside it."""
+        if not (path / CONFIG_FILE).is_file():
+            others = sorted(folder.parent.name for folder in path.parent.glob(f"*/{CONFIG_FILE}"))
+            found = f"runs in {path.parent} are: {', '.join(others)}" if others else f"{path.parent} holds no run"
+            raise ConfigError(f"{path} has no {CONFIG_FILE}, expected the folder of an earlier run; {found}.")
+        return cls(path)
+
     def go_on_with(self, config: msgspec.Struct) -> None:
-        """Note the configuration of a resume, where it is not the one before. Raises: ConfigError where it cannot."""
+        """Note the configuration of a resume, if it is not the one before. Raises: ConfigError if it cannot be written."""
         if self.config.read_bytes() == _as_json(config):
             return
         try:
-            (self.path / f"config-{self._num_configs + 1}.json").write_bytes(_as_json(config))
+            _write_with_digest(self.path / f"config-{self._num_configs + 1}.json", _as_json(config))
         except OSError as error:
             raise ConfigError(_not_writable(self.path, error)) from error
+
+    def is_there(self) -> bool:
+        """False once the folder was removed, or the file that made it the folder of a run."""
+        try:
+            (self.path / CONFIG_FILE).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a disk that does not answer now may do so later
+            return True
+        return True
+
+    def make_again(self, config: msgspec.Struct) -> None:
+        """Make the folder anew after it was removed, with what a resume needs. Raises: OSError."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._begin(config)
 
     @property
     def config(self) -> Path:
@@ -92,6 +123,14 @@ class RunDirectory:
     def trace(self, first_update: int = 0) -> Path:
         """Timeline of the nodes; a run that goes on from `first_update` begins a file of its own."""
         return self.path / ("trace.json" if first_update == 0 else f"trace-from-{first_update:06d}.json")
+
+    def new_trace(self, first_update: int) -> Path:
+        """The same, or with a number if an earlier attempt from the same update left one."""
+        path, number = self.trace(first_update), 1
+        while path.exists():
+            number += 1
+            path = self.path / f"trace-from-{first_update:06d}-{number}.json"
+        return path
 
     @property
     def tensorboard(self) -> Path:
@@ -112,14 +151,60 @@ class RunDirectory:
     def _num_configs(self) -> int:
         return len(list(self.path.glob("config*.json")))
 
+    def _begin(self, config: msgspec.Struct) -> None:
+        for folder in (self.tensorboard, self.checkpoints, self.videos):
+            folder.mkdir(exist_ok=True)
+        _write_with_digest(self.path / CONFIG_FILE, _as_json(config))
+        self._write_versions()
+
     def _write_versions(self) -> None:
         earlier = len(list(self.path.glob("versions*.json")))
         name = "versions.json" if earlier == 0 else f"versions-{earlier + 1}.json"
-        (self.path / name).write_text(json.dumps(versions(), indent=2) + "\n")
+        write_whole(self.path / name, json.dumps(versions(), indent=2).encode() + b"\n")
 
 
 def _as_json(config: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
+
+
+def require_writable(folder: Path) -> None:
+    """Raise ConfigError unless `folder`, or the nearest folder above it that exists, can be written."""
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"the run directory {folder} cannot be written ({above} is no folder that this user may write to); choose "
+            "another one."
+        )
+
+
+def require_digest(path: Path, data: bytes) -> None:
+    """Compare what was read from `path` with the digest beside it; a file without one passes, as of an older run.
+
+    Raises: ConfigError if they differ.
+    """
+    beside = _digest_path(path)
+    if not beside.is_file():
+        return
+    try:
+        words = beside.read_bytes().split()
+    except OSError as error:
+        raise ConfigError(f"{beside} cannot be read: {error.strerror}") from error
+    if not words or words[0] != hashlib.sha256(data).hexdigest().encode():
+        raise ConfigError(
+            f"{path} is not what was written (its digest differs from {beside.name}): it was edited, or is damaged; give "
+            f"changes as options instead of editing it, or remove {beside.name} to accept the file as it is."
+        )
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _write_with_digest(path: Path, data: bytes) -> None:
+    # the digest second: a kill in between leaves a whole file without one, which is accepted
+    _digest_path(path).unlink(missing_ok=True)
+    write_whole(path, data)
+    write_whole(_digest_path(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
 
 
 def _new_folder(root: Path, name: str) -> Path:

@@ -1,56 +1,88 @@
 """Where metrics go: a file of JSON lines, TensorBoard event files, Weights & Biases."""
 
+import io
+import itertools
 import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from vla_rl.errors import ConfigError
+from vla_rl.graph import AppendedFile
+
+_EVENT_FILES: Final = itertools.count()
+"""Numbers that tell the event files of one process apart."""
 
 
 class JsonlSink:
-    """One JSON object a line, each handed to the system at once, so a crash loses none that was written.
+    """One JSON object a line, each handed to the system at once, so that a crash loses none that was written.
 
     Keys: `update`, `wall_time_s` (seconds since 1970) and the metrics; a value that is not finite is null. Appends to what
-    an earlier run left; where that ends in half a line, the half stays and a new line begins.
+    an earlier run left; half a line at its end, which a kill left, is cut off. A line that finds no room leaves no half.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
-        if self._file.tell() > 0 and not _ends_with_newline(path):
-            self._file.write(b"\n")
+        self._file = AppendedFile(path, lines=True)
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """Write one line in one system call."""
-        self._file.write(msgspec.json.encode({"update": update, "wall_time_s": wall_time_s, **values}) + b"\n")
+        """Write one line. Raises: OSError if it could not be written; nothing of it is in the file then."""
+        self._file.write(as_line(update, wall_time_s, values))
+
+    def sync(self) -> None:
+        """Bring the lines to the disk itself. Raises: OSError."""
+        self._file.sync()
 
     def close(self) -> None:
-        """Bring the file to the disk."""
-        with self._file:
-            os.fsync(self._file.fileno())
+        """Bring the lines to the disk and close the file."""
+        try:
+            self._file.sync()
+        finally:
+            self._file.close()
+
+
+def as_line(update: int, wall_time_s: float, values: Mapping[str, float]) -> bytes:
+    """One line of `metrics.jsonl`, with its newline."""
+    return msgspec.json.encode({"update": update, "wall_time_s": wall_time_s, **values}) + b"\n"
 
 
 class TensorBoardSink:
-    """Scalars as TensorBoard event files, by tensorboard's own writer; imports no torch and no tensorflow."""
+    """Scalars as a TensorBoard event file, in tensorboard's own records; imports no torch and no tensorflow.
 
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event  # slow to import, needed only here
+    Each event is in the file when `write` returns, whole or not at all: a reader stops for good at half a record.
+
+    Args:
+        folder: where the file is made, with the first event.
+        resumed_at: the update that a resumed run goes on from; what earlier files show of later ones is then hidden.
+    """
+
+    def __init__(self, folder: Path, *, resumed_at: int | None = None) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # slow to import, needed only here
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder), flush_secs=5)
+        names = (int(time.time()), socket.gethostname(), os.getpid(), next(_EVENT_FILES))
+        opening = _as_record(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        if resumed_at is not None:
+            begins = SessionLog(status=SessionLog.START)
+            event = Event(wall_time=time.time(), step=resumed_at + 1, session_log=begins)
+            opening += _as_record(event.SerializeToString())
+        path = folder / "events.out.tfevents.{:010d}.{}.{}.{}".format(*names)
+        self._file = AppendedFile(path, opening=opening)
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """Hand one event with all values to the writer's thread, which flushes every 5 s."""
+        """Write one event with all values. Raises: OSError if it could not be written."""
         summary = self._summary(value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()])
-        self._writer.add_event(self._event(wall_time=wall_time_s, step=update, summary=summary))
+        event = self._event(wall_time=wall_time_s, step=update, summary=summary)
+        self._file.path.parent.mkdir(exist_ok=True)
+        self._file.write(_as_record(event.SerializeToString()))
 
     def close(self) -> None:
-        """Flush and end the writer's thread."""
-        self._writer.close()
+        """Close the file."""
+        self._file.close()
 
 
 class WandbSink:
@@ -83,7 +115,10 @@ def import_wandb(project: str) -> Any:
     return wandb
 
 
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
+def _as_record(data: bytes) -> bytes:
+    """Data as a record of an event file: with its length and checksums."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    record = io.BytesIO()
+    RecordWriter(record).write(data)
+    return record.getvalue()

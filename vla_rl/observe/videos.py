@@ -3,12 +3,12 @@
 trajectories ─► VideoChoice: first success and first failure of a task every k updates ─► VideoRecorder's thread ─► mp4
 """
 
-import logging
 import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
+from vla_rl.observe.outlet import FailureStreak
 from vla_rl.types import Trajectory
-
-logger = logging.getLogger(__name__)
 
 
 class VideoChoice:
@@ -53,8 +52,8 @@ class VideoRecorder:
     """Writes chosen trajectories in a thread of its own. Use as a context manager; leaving it waits for the last video.
 
     `offer` never waits: while `max_pending` videos are unwritten, further ones are left out, counted in `num_left_out`, and
-    later episodes of their kind take their place. A video that cannot be written is logged, counted in `num_failed`, and
-    the run goes on.
+    later episodes of their kind take their place. A video that cannot be written is counted in `num_failed`, the first
+    of several in a row is reported, and a later episode of its kind is tried.
     """
 
     def __init__(
@@ -70,7 +69,13 @@ class VideoRecorder:
         self._choice = VideoChoice(every_updates)
         self._room = threading.BoundedSemaphore(max_pending)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="videos")
-        self.num_written = self.num_left_out = self.num_failed = 0
+        self._failures = FailureStreak(f"writing videos to {folder}", "a later episode is tried instead")
+        self.num_written = self.num_left_out = 0
+
+    @property
+    def num_failed(self) -> int:
+        """Videos that could not be written."""
+        return self._failures.num_failed
 
     def __enter__(self) -> "VideoRecorder":
         return self
@@ -87,20 +92,22 @@ class VideoRecorder:
                 continue
             path = self._folder / video_name(update, trajectory)
             job = self._thread.submit(write_video, path, trajectory, self._image_key, self._frames_per_s)
-            job.add_done_callback(self._done)
+            job.add_done_callback(partial(self._done, path.name, trajectory))
 
     def close(self) -> None:
         """Wait until every accepted video is written."""
         self._thread.shutdown(wait=True)
 
-    def _done(self, job: Future[None]) -> None:
+    def _done(self, name: str, trajectory: Trajectory, job: Future[None]) -> None:
         self._room.release()
         error = job.exception()
         if error is None:
             self.num_written += 1
-        else:
-            self.num_failed += 1
-            logger.warning("a video could not be written: %s", error)
+            self._failures.worked()
+            return
+        self._failures.failed(name, error)
+        if isinstance(error, OSError):
+            self._choice.give_back(trajectory)
 
 
 def video_name(update: int, trajectory: Trajectory) -> str:

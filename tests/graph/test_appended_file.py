@@ -1,0 +1,91 @@
+"""A file that grows by whole records: what a full disk, a kill or a removed file does to it."""
+
+from pathlib import Path
+
+import pytest
+from disks import SmallDisk
+
+from vla_rl.graph import AppendedFile
+
+
+def test_half_a_record_is_taken_back_and_the_record_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, disk = tmp_path / "records", SmallDisk(monkeypatch, room=10)
+    file = AppendedFile(path)
+    file.write(b"first;")
+    with pytest.raises(OSError, match=r"No space left on device: '.*records'"):
+        file.write(b"second;")  # 4 of its 7 bytes find room
+    assert path.read_bytes() == b"first;"
+    disk.room = None
+    file.write(b"second;")
+    file.close()
+    assert path.read_bytes() == b"first;second;"
+
+
+def test_a_write_that_comes_back_short_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vla_rl.graph import appended_file
+
+    one_byte_at_a_time = appended_file._write
+    monkeypatch.setattr(appended_file, "_write", lambda descriptor, data: one_byte_at_a_time(descriptor, data[:1]))
+    file = AppendedFile(tmp_path / "records")
+    file.write(b"whole")
+    file.close()
+    assert (tmp_path / "records").read_bytes() == b"whole"
+
+
+def test_an_empty_file_begins_with_its_opening_however_often_the_first_record_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, disk = tmp_path / "records", SmallDisk(monkeypatch, room=3)
+    file = AppendedFile(path, opening=b"[")
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            file.write(b"first;")
+        assert path.read_bytes() == b""
+    disk.room = None
+    file.write(b"first;")
+    file.write(b"second;")
+    file.close()
+    assert path.read_bytes() == b"[first;second;"
+
+
+@pytest.mark.parametrize("left", [b"one\ntwo\nthr", b"one\ntwo\n", b"one\ntwo\n" + b"x" * 200_000])
+def test_half_a_line_that_a_kill_left_is_cut_off(tmp_path: Path, left: bytes) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(left)
+    file = AppendedFile(path, lines=True)
+    file.write(b"three\n")
+    file.close()
+    assert path.read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_a_file_without_any_whole_line_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"half")
+    file = AppendedFile(path, lines=True)
+    file.write(b"one\n")
+    file.close()
+    assert path.read_bytes() == b"one\n"
+
+
+def test_a_file_that_was_removed_is_an_error_once_and_then_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    file = AppendedFile(path, opening=b"[")
+    file.write(b"first;")
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"removed while it was written: '.*records'"):
+        file.write(b"second;")
+    file.write(b"second;")
+    file.close()
+    assert path.read_bytes() == b"[second;"
+
+
+def test_without_its_folder_a_file_cannot_be_opened_until_the_folder_is_back(tmp_path: Path) -> None:
+    file = AppendedFile(tmp_path / "gone" / "records")
+    with pytest.raises(FileNotFoundError):
+        file.write(b"first;")
+    (tmp_path / "gone").mkdir()
+    file.write(b"first;", sync=True)
+    file.close()
+    assert (tmp_path / "gone" / "records").read_bytes() == b"first;"

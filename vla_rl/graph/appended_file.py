@@ -1,0 +1,130 @@
+"""A file that grows by whole records, whatever happens to its disk.
+
+Traces, metrics and results are written with it. It lives in this room because the trace needs it, and every room that
+writes results may import this one.
+"""
+
+import contextlib
+import errno
+import os
+from os import write as _write
+from pathlib import Path
+from typing import Final
+
+BLOCK: Final = 1 << 16
+"""Bytes read at a time when the end of the last whole line is searched."""
+
+
+class AppendedFile:
+    """Appends records, each of which is in the file whole or not at all; the half that a full disk leaves is taken back.
+
+    The first record opens the file. One writer a file, one thread at a time.
+
+    Args:
+        path: the file, in a folder that exists.
+        opening: bytes that an empty file begins with; written together with the first record.
+        lines: records are lines. Half a line at the end of an existing file, as a kill leaves it, is cut off.
+        anew: drop what an existing file holds.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, opening: bytes = b"", lines: bool = False, anew: bool = False
+    ) -> None:
+        self.path = Path(path)
+        self._opening, self._has_lines, self._is_anew = opening, lines, anew
+        self._descriptor: int | None = None
+        self._size = 0
+        self._is_torn = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of whole records, once a record was written; 0 before."""
+        return self._size
+
+    def write(self, record: bytes, *, sync: bool = False) -> int:
+        """Append a record, with `sync` also to the disk itself; returns its length.
+
+        Raises: OSError with the path if the record could not be written; nothing of it stays in the file then. A file
+            that was removed or replaced since its last record is such an error, and the next record begins a new file.
+        """
+        try:
+            descriptor = self._opened()
+            if self._is_torn:
+                self._take_back(descriptor)
+            whole = record if self._size else self._opening + record
+            self._is_torn = True
+            _write_all(descriptor, whole)
+            if sync:
+                os.fsync(descriptor)
+            self._is_torn = False
+        except OSError as error:
+            if self._descriptor is not None and self._is_torn:
+                with contextlib.suppress(OSError):  # the next record tries again
+                    self._take_back(self._descriptor)
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        self._size += len(whole)
+        return len(record)
+
+    def sync(self) -> None:
+        """Bring all records to the disk itself. Raises: OSError."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Let go of the file; a later record opens it again and goes on behind the others."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
+
+    def _opened(self) -> int:
+        if self._descriptor is not None:
+            if _is_same_file(self.path, self._descriptor):
+                return self._descriptor
+            self.close()
+            raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if self._is_anew else 0)
+        descriptor = os.open(self.path, flags, 0o666)
+        try:
+            size = os.fstat(descriptor).st_size
+            self._size = _end_of_last_line(self.path, size) if self._has_lines else size
+            if self._size < size:
+                os.ftruncate(descriptor, self._size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor, self._is_anew, self._is_torn = descriptor, False, False
+        return descriptor
+
+    def _take_back(self, descriptor: int) -> None:
+        os.ftruncate(descriptor, self._size)
+        self._is_torn = False
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        num_written = _write(descriptor, left)
+        if num_written == 0:  # a full disk usually raises, but nobody promises that
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left = left[num_written:]
+
+
+def _is_same_file(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _end_of_last_line(path: Path, size: int) -> int:
+    """Bytes up to and with the last newline."""
+    with path.open("rb") as file:
+        end = size
+        while end > 0:
+            start = max(0, end - BLOCK)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                return start + found + 1
+            end = start
+    return 0

@@ -1,0 +1,130 @@
+"""Ways out of a run that may fail without ending it: the first of several failures is reported, and so is their end.
+
+A full disk is an outlet's business, never the run's. What an `Outlet` could not write waits in memory, in order, and is
+tried again with the next record; what a `FailureStreak` reports is lost, and the next one is tried.
+"""
+
+import logging
+import textwrap
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+logger = logging.getLogger(__name__)
+
+RecordT = TypeVar("RecordT")
+
+MOST_WORDS: Final = 300
+"""Characters of a reason, such as ffmpeg's, that are shown."""
+
+MOST_WAITING: Final = 1000
+"""Records that wait at most: of an update's metrics about 10 MB."""
+
+
+class FailureStreak:
+    """Reports the first of several failures in a row in one line, counts them, and reports that they are over.
+
+    Args:
+        what: what fails, as the subject of a sentence.
+        consequence: what becomes of the things that failed, as the end of a sentence.
+    """
+
+    def __init__(self, what: str, consequence: str) -> None:
+        self._what, self._consequence = what, consequence
+        self._num_in_a_row = 0
+        self.num_failed = 0
+        """Failures so far."""
+
+    def failed(self, which: str, error: BaseException) -> None:
+        """Note the failure of `which`, such as "update 3"."""
+        self.num_failed += 1
+        self._num_in_a_row += 1
+        if self._num_in_a_row == 1:
+            reason = str(error) if isinstance(error, OSError) and str(error) else repr(error)
+            reason = textwrap.shorten(reason, MOST_WORDS)
+            logger.warning("%s failed at %s: %s; %s", self._what, which, reason, self._consequence)
+
+    def worked(self) -> None:
+        """Note a success."""
+        if self._num_in_a_row > 0:
+            logger.warning("%s works again, after %d failures", self._what, self._num_in_a_row)
+            self._num_in_a_row = 0
+
+
+class Outlet(Generic[RecordT]):
+    """Hands records on in their order and never raises. What cannot be written (OSError) waits for the next record.
+
+    A record that fails in another way would fail again, and is left out. Use it from one thread at a time.
+
+    Args:
+        name: what is written, for the warnings.
+        write: writes one record, whole or not at all.
+        close: lets go of files and connections.
+        most_waiting: records that wait at most; beyond them the oldest is left out.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        write: Callable[[RecordT], object],
+        close: Callable[[], object] = lambda: None,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self._name, self._write, self._close, self._most_waiting = name, write, close, most_waiting
+        self._waiting: deque[tuple[str, RecordT]] = deque()
+        self._late = FailureStreak(name, "it waits in memory, and is tried again with each one that follows")
+        self._lost = FailureStreak(name, "it is left out")
+        self._is_overfull = False
+
+    @property
+    def waiting(self) -> list[RecordT]:
+        """Records that found no place yet, the oldest first."""
+        return [record for _, record in self._waiting]
+
+    def put(self, which: str, record: RecordT) -> None:
+        """Write a record after those that wait; `which` names it in warnings, such as "update 3"."""
+        self._waiting.append((which, record))
+        self.flush()
+        if len(self._waiting) > self._most_waiting:
+            which, _ = self._waiting.popleft()
+            if not self._is_overfull:
+                self._is_overfull = True
+                logger.warning(
+                    "%s: %d records wait, which is the most that are kept: %s is left out, and with each new record "
+                    "the oldest",
+                    self._name,
+                    self._most_waiting,
+                    which,
+                )
+
+    def flush(self) -> None:
+        """Write what waits, as far as it goes."""
+        while self._waiting:
+            which, record = self._waiting[0]
+            try:
+                self._write(record)
+            except OSError as error:
+                self._late.failed(which, error)
+                return
+            except Exception as error:  # whatever a back end raises, the run goes on without it
+                self._lost.failed(which, error)
+            else:
+                self._lost.worked()
+            self._waiting.popleft()
+        self._late.worked()
+        self._is_overfull = False
+
+    def close(self) -> None:
+        """Write what waits if there is room now, and close; what is lost for good is reported."""
+        self.flush()
+        if self._waiting:
+            logger.warning(
+                "%s: %d records were never written, the first of them %s",
+                self._name,
+                len(self._waiting),
+                self._waiting[0][0],
+            )
+        try:
+            self._close()
+        except Exception as error:  # the others still have to be closed
+            logger.warning("%s failed to close, its last records may be lost: %r", self._name, error)
