@@ -19,11 +19,13 @@ from vla_rl.engines.config import CriticConfig, EngineConfig, ImitationConfig, L
 if TYPE_CHECKING:
     from vla_rl.engines.checkpoint import (
         Checkpoint,
-        latest_checkpoint,
-        list_checkpoints,
+        PreparedCheckpoint,
         load_checkpoint,
+        prepare_checkpoint,
         save_checkpoint,
+        verify_checkpoint,
     )
+    from vla_rl.engines.checkpoint_folders import latest_checkpoint, list_checkpoints
     from vla_rl.engines.critic import Critic, Judged
     from vla_rl.engines.device_lane import DeviceLane
     from vla_rl.engines.imitation import Demonstration, Imitator
@@ -55,6 +57,7 @@ __all__ = [
     "OptimizerConfig",
     "PolicyMismatchError",
     "PolicyModel",
+    "PreparedCheckpoint",
     "Reference",
     "ReferenceTeam",
     "TeamState",
@@ -66,11 +69,21 @@ __all__ = [
     "latest_checkpoint",
     "list_checkpoints",
     "load_checkpoint",
+    "prepare_checkpoint",
     "save_checkpoint",
+    "verify_checkpoint",
 ]
 
 _HOME = {
-    "checkpoint": ("Checkpoint", "latest_checkpoint", "list_checkpoints", "load_checkpoint", "save_checkpoint"),
+    "checkpoint": (
+        "Checkpoint",
+        "PreparedCheckpoint",
+        "load_checkpoint",
+        "prepare_checkpoint",
+        "save_checkpoint",
+        "verify_checkpoint",
+    ),
+    "checkpoint_folders": ("latest_checkpoint", "list_checkpoints"),
     "critic": ("Critic", "Judged"),
     "device_lane": ("DeviceLane",),
     "imitation": ("Demonstration", "Imitator"),

@@ -4,7 +4,7 @@
     .../manifest.json           last: size and digest of every file; a folder without it is not complete
     rename                      to <name>, and the parent folder is synced
 
-A crash leaves at most a `.writing-*` folder, which nobody reads and the next write of the same name removes.
+A crash leaves at most a `.writing-*` folder, which no reader looks at and the next write of the same name removes.
 """
 
 import errno
@@ -37,10 +37,22 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class FolderWriter:
-    """Hands out files of a folder in the making; relative paths, parents are made."""
+    """A folder in the making: files are written by relative path, and nothing shows until `commit`.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        target: the folder; must not exist yet, or be empty.
+        num_bytes: about how much will be written; checked against the free space first.
+
+    Raises: CheckpointError if there is no room, or `target` is taken.
+    """
+
+    def __init__(self, target: Path, num_bytes: int) -> None:
+        self.target = target.absolute()
+        self._folder = self.target.parent / f"{WRITING}{target.name}-{os.getpid()}"
+        self._entries: dict[str, FileEntry] = {}
+        with self.explained():
+            _claim(self.target, self._folder, num_bytes)
+        _IN_THE_MAKING.add(self._folder)
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Write one file."""
@@ -59,36 +71,75 @@ class FolderWriter:
         with self._path(name).open("wb") as file:  # what torch opens itself says RuntimeError where the disk is full
             torch.save({key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, file)
 
+    def seal(self) -> None:
+        """Bring what was written so far to the disk, so that `commit` has little left to do. Raises: CheckpointError."""
+        with self.explained():
+            for path in sorted(path for path in self._folder.rglob("*") if path.is_file()):
+                name = path.relative_to(self._folder).as_posix()
+                if name not in self._entries:
+                    _sync(path)
+                    self._entries[name] = FileEntry(path.stat().st_size, _digest(path))
+
+    def commit(self) -> Path:
+        """Let the folder appear, whole, and give it. Raises: CheckpointError; nothing of it stays then."""
+        try:
+            self.seal()
+            with self.explained():
+                _complete(self._folder, self._entries)
+                os.replace(self._folder, self.target)
+            try:
+                _sync(self.target.parent)
+            except OSError as error:
+                raise CheckpointError(f"{self.target} is written, but may not outlive a power cut: {error}") from error
+        finally:
+            self.discard()
+        return self.target
+
+    def discard(self) -> None:
+        """Remove what was written, unless it was committed."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        _IN_THE_MAKING.discard(self._folder)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise what goes wrong with files inside as a CheckpointError that names the folder."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{self.target} could not be written: {error}; nothing of it was left behind."
+            ) from error
+
     def _path(self, name: str) -> Path:
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
 
+_IN_THE_MAKING: Final[set[Path]] = set()
+"""Folders that this process writes now."""
+
+
 @contextmanager
 def writing_folder(target: Path, num_bytes: int) -> Iterator[FolderWriter]:
     """Write the files of `target` inside the context; it appears when the context is left without an error.
 
-    Args:
-        target: must not exist yet, or be an empty folder.
-        num_bytes: about how much will be written; checked against the free space first.
+    Args: those of `FolderWriter`.
 
-    Raises: CheckpointError where there is no room, nothing can be written, or `target` is taken. Nothing of it stays.
+    Raises: CheckpointError if there is no room, nothing can be written, or `target` is taken. Nothing of it stays.
     """
-    target = target.absolute()
-    temporary = target.parent / f"{WRITING}{target.name}-{os.getpid()}"
+    writer = FolderWriter(target, num_bytes)
     try:
-        _claim(target, temporary, num_bytes)
-        try:
-            yield FolderWriter(temporary)
-            _complete(temporary)
-            os.replace(temporary, target)
-            _sync(target.parent)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{target} could not be written: {error}; nothing of it was left behind.") from error
+        with writer.explained():
+            yield writer
+        writer.commit()
+    finally:
+        writer.discard()
+
+
+def is_left_over(path: Path) -> bool:
+    """Whether a folder is half-written, and not by this process now."""
+    return path.name.startswith(WRITING) and path.absolute() not in _IN_THE_MAKING
 
 
 def verify_folder(folder: Path) -> dict[str, FileEntry]:
@@ -118,8 +169,10 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
             f"{folder} has no {MANIFEST}; expected a folder that was written to its end. "
             "It is half-written, or no checkpoint: take an older one."
         ) from error
-    except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}; the checkpoint is damaged.") from error
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or bytes that are no text
+        raise CheckpointError(
+            f"{path} cannot be read: {error}; the checkpoint is damaged, take an older one."
+        ) from error
 
 
 def _claim(target: Path, temporary: Path, num_bytes: int) -> None:
@@ -134,12 +187,7 @@ def _claim(target: Path, temporary: Path, num_bytes: int) -> None:
     temporary.mkdir()
 
 
-def _complete(folder: Path) -> None:
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    entries: dict[str, FileEntry] = {}
-    for path in files:
-        _sync(path)
-        entries[path.relative_to(folder).as_posix()] = FileEntry(path.stat().st_size, _digest(path))
+def _complete(folder: Path, entries: Mapping[str, FileEntry]) -> None:
     manifest = folder / MANIFEST
     manifest.write_bytes(msgspec.json.format(msgspec.json.encode(entries), indent=1))
     _sync(manifest)

@@ -4,14 +4,15 @@
                          optimizer.safetensors, rng.safetensors, critic.safetensors (where there is a critic)
                          agents/<name>/{policy, optimizer, ...}          instead of both, where several policies learn
                          parts/<name>.msgpack                            data cursor, buffered groups, ...
+                         metrics.jsonl                                   lines of metrics that found no other place
                          manifest.json                                   written last: without it, not a checkpoint
 
 They appear whole or not at all (`atomic_folder`), hold no pickle, and are checked byte by byte before they are used.
 """
 
+import asyncio
 import re
-import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -21,7 +22,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_rl.engines.atomic_folder import MANIFEST, WRITING, FolderWriter, verify_folder, writing_folder
+from vla_rl.actors.completion import to_its_end
+from vla_rl.engines.atomic_folder import FileEntry, FolderWriter, verify_folder
+from vla_rl.engines.checkpoint_folders import (
+    HEADER,
+    CheckpointHeader,
+    free_name,
+    prune,
+    read_header,
+    remove_what_a_crash_left,
+    update_in_name,
+)
 from vla_rl.engines.packing import pack, unpack
 from vla_rl.engines.threads import run_to_its_end
 from vla_rl.engines.training import TeamState, TrainingState
@@ -30,30 +41,26 @@ from vla_rl.errors import CheckpointError
 T = TypeVar("T")
 
 FORMAT: Final = 1
-HEADER: Final = "checkpoint.json"
 POLICY_TENSORS: Final = "policy/model.safetensors"
 OPTIMIZER_TENSORS: Final = "optimizer.safetensors"
 RNG_TENSORS: Final = "rng.safetensors"
 CRITIC_TENSORS: Final = "critic.safetensors"
+METRICS: Final = "metrics.jsonl"
 MARGIN_BYTES: Final = 1 << 20
 """Room for headers and the manifest, beyond the data itself."""
 
-_NAME: Final = re.compile(r"update-(\d{6,})(?:-(\d+))?")
 _PART_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
-
-
-class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    format: int
-    weight_version: int
-    agents: tuple[str, ...] = ()
-    """Where several policies learn, whose they are."""
 
 
 class Checkpoint:
     """A whole, verified checkpoint on disk."""
 
-    def __init__(self, folder: Path, state: TrainingState | TeamState, part_names: frozenset[str]) -> None:
+    def __init__(
+        self, folder: Path, state: TrainingState | TeamState, part_names: frozenset[str], metrics: bytes = b""
+    ) -> None:
         self.folder, self.state, self.part_names = folder, state, part_names
+        self.metrics = metrics
+        """Lines of metrics that the run's own file had no place for when the checkpoint was written."""
 
     @property
     def policy_folder(self) -> Path:
@@ -70,6 +77,42 @@ class Checkpoint:
             raise CheckpointError(f"part {name!r} of {self.folder} cannot be read: {error}") from error
 
 
+class PreparedCheckpoint:
+    """A checkpoint that is written and synced, and that no reader finds before `commit`."""
+
+    def __init__(self, writer: FolderWriter) -> None:
+        self._writer = writer
+
+    async def commit(self, *, keep_last: int | None = None, metrics: bytes = b"") -> Path:
+        """Let it appear, and return its folder; then remove all but the newest `keep_last`.
+
+        Args:
+            keep_last: how many stay; None keeps all.
+            metrics: lines of metrics to store with it, because the run's own file has no place for them.
+
+        Raises: CheckpointError if it could not be written; nothing of it stays.
+        """
+        return await run_to_its_end(_commit, self._writer, keep_last, metrics)
+
+    async def discard(self) -> None:
+        """Remove it, unless it was committed."""
+        await run_to_its_end(self._writer.discard)
+
+
+async def prepare_checkpoint(
+    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]
+) -> PreparedCheckpoint:
+    """Write a checkpoint off the loop, up to the step that lets it appear. Arguments and errors as of `save_checkpoint`."""
+    _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
+    writing = asyncio.ensure_future(asyncio.to_thread(_prepare, root, state, parts))
+    try:
+        return PreparedCheckpoint(await to_its_end(writing))
+    except asyncio.CancelledError:
+        if not writing.cancelled() and writing.exception() is None:  # no caller is left to commit it
+            await run_to_its_end(writing.result().discard)
+        raise
+
+
 async def save_checkpoint(
     root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], *, keep_last: int | None = None
 ) -> Path:
@@ -79,44 +122,64 @@ async def save_checkpoint(
     `parts` are packed in a thread: hand over values that nobody changes until this returns, such as frozen structs.
     A version that was saved before is saved beside it, under `update-000012-1`, and counts as newer.
 
-    Raises: CheckpointError where it could not be written (a full disk, say): older checkpoints stay, nothing half-written
+    Raises: CheckpointError if it could not be written (a full disk, say): older checkpoints stay, nothing half-written
         shows. TypeError for a part that cannot be packed.
     """
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}, expected at least 1, or None to keep all.")
-    for name in (*parts, *(state.members if isinstance(state, TeamState) else ())):
-        if not _PART_NAME.fullmatch(name):
-            raise ValueError(f"the name {name!r} of a part or agent is not a word of letters, digits, '-' and '_'.")
+    _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
     return await run_to_its_end(_save, root, state, parts, keep_last)
 
 
 async def load_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and read a checkpoint off the loop. Raises: CheckpointError where it is half-written or damaged."""
+    """Verify and read a checkpoint off the loop. Raises: CheckpointError if it is half-written, damaged or renamed."""
     return await run_to_its_end(_load, folder)
 
 
-def list_checkpoints(root: Path) -> list[Path]:
-    """Completed checkpoints below `root`, oldest first; half-written ones are not among them."""
-    folders = root.iterdir() if root.is_dir() else ()
-    return sorted((path for path in folders if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()), key=_age)
+async def verify_checkpoint(folder: Path) -> int:
+    """Check every byte of a checkpoint off the loop, and give its weight version. Raises: as `load_checkpoint`."""
+    return (await run_to_its_end(_verified, folder))[0].weight_version
 
 
-def latest_checkpoint(root: Path) -> Path | None:
-    """The newest completed checkpoint below `root`, or None."""
-    checkpoints = list_checkpoints(root)
-    return checkpoints[-1] if checkpoints else None
+def _prepare(root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]) -> FolderWriter:
+    packed = {name: pack(part) for name, part in parts.items()}
+    try:
+        remove_what_a_crash_left(root)
+        folder = free_name(root, state.weight_version)
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be written: {error}") from error
+    writer = FolderWriter(folder, _num_bytes(state, packed))
+    try:
+        with writer.explained():
+            _write(writer, state, packed)
+        writer.seal()
+    except BaseException:
+        writer.discard()
+        raise
+    return writer
+
+
+def _commit(writer: FolderWriter, keep_last: int | None, metrics: bytes = b"") -> Path:
+    try:
+        if metrics:
+            with writer.explained():
+                writer.write_bytes(METRICS, metrics)
+        folder = writer.commit()
+    finally:
+        writer.discard()
+    if keep_last is not None:
+        prune(folder.parent, keep_last)
+    return folder
 
 
 def _save(root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], keep_last: int | None) -> Path:
-    packed = {name: pack(part) for name, part in parts.items()}
-    _remove_what_a_crash_left(root)
-    folder = _free_name(root, state.weight_version)
-    with writing_folder(folder, _num_bytes(state, packed)) as writer:
-        _write(writer, state, packed)
-    if keep_last is not None:
-        for old in list_checkpoints(root)[:-keep_last]:
-            _remove(old)
-    return folder
+    return _commit(_prepare(root, state, parts), keep_last)
+
+
+def _require_words(names: Iterable[str]) -> None:
+    for name in names:
+        if not _PART_NAME.fullmatch(name):
+            raise ValueError(f"the name {name!r} of a part or agent is not a word of letters, digits, '-' and '_'.")
 
 
 def _write(writer: FolderWriter, state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> None:
@@ -131,15 +194,24 @@ def _write(writer: FolderWriter, state: TrainingState | TeamState, packed: Mappi
     for name, data in packed.items():
         writer.write_bytes(_part_file(name), data)
     agents = tuple(state.members) if isinstance(state, TeamState) else ()
-    writer.write_bytes(HEADER, msgspec.json.encode(_Header(FORMAT, state.weight_version, agents)))
+    writer.write_bytes(HEADER, msgspec.json.encode(CheckpointHeader(FORMAT, state.weight_version, agents)))
+
+
+def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
+    entries, header = verify_folder(folder), read_header(folder)
+    if header.format != FORMAT:
+        raise CheckpointError(f"{folder} has format {header.format}, expected {FORMAT}.")
+    if update_in_name(folder) not in (None, header.weight_version):
+        raise CheckpointError(
+            f"{folder} is named for update {update_in_name(folder)}, but its {HEADER} says {header.weight_version}; give "
+            f"it its own name, update-{header.weight_version:06d}, or take another one."
+        )
+    return header, entries
 
 
 def _load(folder: Path) -> Checkpoint:
-    entries = verify_folder(folder)
+    header, entries = _verified(folder)
     try:
-        header = msgspec.json.decode((folder / HEADER).read_bytes(), type=_Header)
-        if header.format != FORMAT:
-            raise CheckpointError(f"{folder} has format {header.format}, expected {FORMAT}.")
         critic = load_file(folder / CRITIC_TENSORS) if CRITIC_TENSORS in entries else {}
         state: TrainingState | TeamState
         if header.agents:
@@ -147,13 +219,14 @@ def _load(folder: Path) -> Checkpoint:
             state = TeamState(members, critic)
         else:
             state = replace(_read(folder, entries, header, ""), critic=critic)
-    except (OSError, SafetensorError, msgspec.DecodeError) as error:
+        metrics = (folder / METRICS).read_bytes() if METRICS in entries else b""
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is not a checkpoint of a run: {error}") from error
     parts = {Path(name).stem for name in entries if name.startswith("parts/")}
-    return Checkpoint(folder, state, frozenset(parts))
+    return Checkpoint(folder, state, frozenset(parts), metrics)
 
 
-def _read(folder: Path, entries: Collection[str], header: _Header, below: str) -> TrainingState:
+def _read(folder: Path, entries: Collection[str], header: CheckpointHeader, below: str) -> TrainingState:
     """One policy and what belongs to it, from a subfolder (or "")."""
     start = f"{below}policy/"
     files = [name for name in entries if name.startswith(start) and name != f"{below}{POLICY_TENSORS}"]
@@ -177,20 +250,6 @@ def _agent_folder(name: str) -> str:
     return f"agents/{name}/"
 
 
-def _remove_what_a_crash_left(root: Path) -> None:
-    for path in root.iterdir() if root.is_dir() else ():
-        is_unfinished = path.name.startswith(f"{WRITING}update-")
-        is_half_removed = _NAME.fullmatch(path.name) is not None and not (path / MANIFEST).exists()
-        if is_unfinished or is_half_removed:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove(folder: Path) -> None:
-    # first unmade, then deleted: a crash in between leaves something that nobody takes for a checkpoint
-    (folder / MANIFEST).unlink()
-    shutil.rmtree(folder)
-
-
 def _num_bytes(state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> int:
     states = _by_folder(state).values()
     tensors: list[Mapping[str, Tensor]] = [state.critic]
@@ -203,18 +262,3 @@ def _num_bytes(state: TrainingState | TeamState, packed: Mapping[str, bytes]) ->
 
 def _part_file(name: str) -> str:
     return f"parts/{name}.msgpack"
-
-
-def _free_name(root: Path, weight_version: int) -> Path:
-    name = f"update-{weight_version:06d}"
-    folder, again = root / name, 0
-    while folder.exists():
-        again += 1
-        folder = root / f"{name}-{again}"
-    return folder
-
-
-def _age(folder: Path) -> tuple[int, int]:
-    match = _NAME.fullmatch(folder.name)
-    assert match is not None
-    return int(match[1]), int(match[2] or 0)

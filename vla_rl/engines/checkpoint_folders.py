@@ -1,0 +1,145 @@
+"""Which folders of a run are checkpoints: their names, which is the newest, which go and which are left alone.
+
+update-000012          a checkpoint; update-000012-1 is of the same update, and newer
+.writing-update-...    half-written
+aside-update-000015    newer than the one that a resumed run went on from
+"""
+
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from vla_rl.engines.atomic_folder import MANIFEST, is_left_over
+from vla_rl.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+HEADER: Final = "checkpoint.json"
+
+_NAME: Final = re.compile(r"update-(\d{6,})(?:-(\d+))?")
+
+
+class CheckpointHeader(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a checkpoint is of."""
+
+    format: int
+    weight_version: int
+    agents: tuple[str, ...] = ()
+    """Names of the agents, if several policies learn."""
+
+
+def read_header(folder: Path) -> CheckpointHeader:
+    """Read the header of a checkpoint. Raises: CheckpointError."""
+    try:
+        return msgspec.json.decode((folder / HEADER).read_bytes(), type=CheckpointHeader)
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or bytes that are no text
+        raise CheckpointError(f"{folder / HEADER} cannot be read: {error}; the checkpoint is damaged.") from error
+
+
+def update_in_name(folder: Path) -> int | None:
+    """The update that a folder is named for; None for another kind of name."""
+    match = _NAME.fullmatch(folder.name)
+    return None if match is None else int(match[1])
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Completed checkpoints below `root`, oldest first; half-written and renamed ones are not among them."""
+    renamed = renamed_checkpoints(root)
+    return [folder for folder in _completed(root) if folder not in renamed]
+
+
+def newest_name(root: Path) -> str:
+    """The newest completed checkpoint in words, for a message that has to be given whatever the disk does."""
+    try:
+        newest = latest_checkpoint(root)
+    except OSError as error:
+        return f"unknown, as {root} cannot be read ({error.strerror})"
+    return "none" if newest is None else str(newest)
+
+
+def latest_checkpoint(root: Path) -> Path | None:
+    """The newest completed checkpoint below `root`, or None."""
+    checkpoints = list_checkpoints(root)
+    return checkpoints[-1] if checkpoints else None
+
+
+def renamed_checkpoints(root: Path) -> dict[Path, int]:
+    """Folders below `root` that are named for another update than their header says, with the header's.
+
+    They are neither newest nor counted among those to keep, and are never removed.
+    """
+    versions = {folder: _version_in(folder) for folder in _completed(root)}
+    return {folder: version for folder, version in versions.items() if version not in (None, _age(folder)[0])}
+
+
+def set_aside_after(root: Path, folder: Path) -> list[Path]:
+    """Rename the checkpoints below `root` that are newer than `folder`, so that a run can go on from it; gives new names.
+
+    They keep their content, are no longer found, and are never removed. Raises: CheckpointError.
+    """
+    moved = []
+    for newer in [each for each in list_checkpoints(root) if _age(each) > _age(folder)]:
+        number, target = 1, newer.with_name(f"aside-{newer.name}")
+        while target.exists():
+            number += 1
+            target = newer.with_name(f"aside-{newer.name}-{number}")
+        try:
+            newer.rename(target)
+        except OSError as error:
+            raise CheckpointError(f"{newer} cannot be renamed to {target.name}: {error.strerror}") from error
+        moved.append(target)
+    return moved
+
+
+def free_name(root: Path, weight_version: int) -> Path:
+    """A name that no checkpoint of this update has yet."""
+    name = f"update-{weight_version:06d}"
+    folder, again = root / name, 0
+    while folder.exists():
+        again += 1
+        folder = root / f"{name}-{again}"
+    return folder
+
+
+def remove_what_a_crash_left(root: Path) -> None:
+    """Remove what was half-written or half-removed when a process died."""
+    for path in root.iterdir() if root.is_dir() else ():
+        is_unfinished = is_left_over(path) and "update-" in path.name
+        is_half_removed = _NAME.fullmatch(path.name) is not None and not (path / MANIFEST).exists()
+        if is_unfinished or is_half_removed:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(root: Path, keep_last: int) -> None:
+    """Remove all but the newest; what cannot be removed costs room, and not the run."""
+    try:
+        for old in list_checkpoints(root)[:-keep_last]:
+            # first unmade, then deleted: a crash in between leaves something that is not taken for a checkpoint
+            (old / MANIFEST).unlink()
+            shutil.rmtree(old)
+    except OSError as error:
+        logger.warning("old checkpoints below %s could not be removed: %s", root, error)
+
+
+def _completed(root: Path) -> list[Path]:
+    """Folders with a checkpoint's name and a manifest, oldest first by their names."""
+    folders = root.iterdir() if root.is_dir() else ()
+    return sorted((path for path in folders if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()), key=_age)
+
+
+def _version_in(folder: Path) -> int | None:
+    """The update that a checkpoint's header names; None if it cannot be read, which loading it reports."""
+    try:
+        return read_header(folder).weight_version
+    except CheckpointError:
+        return None
+
+
+def _age(folder: Path) -> tuple[int, int]:
+    match = _NAME.fullmatch(folder.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 0)
