@@ -1,6 +1,8 @@
 """Playing a list of episodes, the results file, the intervals and the plan."""
 
 import functools
+import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from disks import SmallDisk
 from toy_runs import small_run
 
 from vla_rl.actors import Runtime
@@ -147,6 +150,26 @@ async def test_an_episode_that_is_recorded_already_is_not_recorded_twice_and_tha
     assert "holds 'toy/0 init_state_id 0 seed 0 weights 0 run mine' already; 1 episodes of this run" in caplog.text
 
 
+async def test_an_episode_that_a_full_disk_does_not_take_is_left_out_and_the_next_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replaced, numbers = os.replace, itertools.count(1)
+
+    def full_at_the_second_episode(part: Path, path: Path) -> None:
+        # an episode is five files: its rows, what it is about, the tasks, the statistics and info.json
+        if next(numbers) in (9, 10):
+            raise OSError(28, "No space left on device", str(path))
+        replaced(part, path)
+
+    monkeypatch.setattr("vla_rl.data.lerobot.writing.os.replace", full_at_the_second_episode)
+    recorder = EpisodeRecorder(LeRobotWriter(tmp_path))
+    await played(recorder.around(), toy_episodes(4), num_envs=1)
+    assert recorder.num_failed == 2
+    assert [int(episode.about["policy_seed"]) for episode in read_lerobot(tmp_path)] == [0, 3]
+    assert caplog.text.count("No space left on device") == 1
+    assert [name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".part")] == []
+
+
 async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_too(tmp_path: Path) -> None:
     for run, engine in (("one", None), ("other", None), ("other", Fixed(STILL))):
         await played(EpisodeRecorder(LeRobotWriter(tmp_path), run).around(), toy_episodes(1), engine=engine)
@@ -279,6 +302,23 @@ def test_results_are_on_disk_as_they_come_and_a_torn_line_is_dropped(tmp_path: P
         file.add(result(2, 0))
     with ResultFile(path) as file:
         assert len(file.results) == 3
+
+
+def test_results_that_find_no_room_are_kept_and_written_when_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, disk = tmp_path / "episodes.jsonl", SmallDisk(monkeypatch)
+    with ResultFile(path) as file:
+        file.add(result(1, 0))
+        disk.room = 50  # of a line of 180 bytes
+        file.add(result(1, 1))
+        file.add(result(1, 2))
+        assert len(path.read_bytes().splitlines()) == 1
+        assert (len(file.results), file.num_waiting) == (3, 2)
+        disk.room = None
+        assert file.num_waiting == 0
+    assert list(ResultFile(path).results) == [("libero_goal/1", state, 0) for state in (0, 1, 2)]
+    assert caplog.text.count("No space left on device") == 1
 
 
 def test_an_episode_stands_in_the_results_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from disks import SmallDisk
 
 from vla_rl.engines import LearnerConfig, latest_checkpoint
 from vla_rl.errors import ConfigError
@@ -21,6 +22,7 @@ from vla_rl.recipes.command_line import TrainingLaunch, parse_command
 from vla_rl.recipes.evaluation import EpisodeResult, HeldOutJudge, held_out, read_held_out, write_strip
 from vla_rl.recipes.evaluation.conditions import note_conditions
 from vla_rl.recipes.evaluation.held_out import HeldOutResult, results_path
+from vla_rl.recipes.evaluation.results import line_outlet
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig, held_out_episodes, starting_policy, starts_of
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
@@ -84,7 +86,9 @@ async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_on
     whole = msgspec.json.encode(HeldOutResult(weight_version=0, result=result)) + b"\n"
     results_path(run).write_bytes(whole + whole[:30])
     await HeldOutJudge([])(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=1))  # type: ignore[arg-type]
-    assert results_path(run).read_bytes() == whole
+    assert len(read_held_out(results_path(run))) == 1
+    line_outlet(results_path(run)).put("the next one", whole)
+    assert results_path(run).read_bytes() == whole + whole
 
 
 def test_a_run_is_not_judged_with_other_assets_than_it_was(tmp_path: Path) -> None:
@@ -152,7 +156,31 @@ async def test_a_film_that_cannot_be_written_costs_no_result(
     await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
     assert [line.result.init_state_id for line in read_held_out(results_path(run))] == [48, 49]
     assert judge.num_failed_films == 2
-    assert "no space left; 2 failed so far" in caplog.text
+    assert caplog.text.count("no space left") == 1
+
+
+async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SmallDisk(monkeypatch)
+
+    async def played(pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any) -> None:
+        for episode in missing:
+            disk.room = {44: 100, 47: None}.get(episode.options["init_state_id"], disk.room)
+            await done(
+                SimpleNamespace(
+                    episode=episode, final_observation={"instruction": "turn on the stove"}, is_success=True,
+                    info={**episode.options, "scene_seed": 0}, num_env_steps=7,
+                )
+            )  # fmt: skip
+
+    monkeypatch.setattr(held_out, "play_each", played)
+    run = RunDirectory.create(tmp_path, "judged", Config())
+    config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="40-48"))
+    judge = HeldOutJudge(held_out_episodes(config))
+    await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
+    assert [line.result.init_state_id for line in read_held_out(results_path(run))] == list(range(40, 49))
+    assert caplog.text.count("No space left") == 1
 
 
 def test_held_out_starts_are_not_those_of_training() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from vla_rl.data import LeRobotWriter, RecordedEpisode
 from vla_rl.engines.threads import run_to_its_end
 from vla_rl.envs.text import is_text_task
+from vla_rl.observe.outlet import FailureStreak
 from vla_rl.rollout import embodied_agent, owned_copy
 from vla_rl.types import (
     Agent,
@@ -33,8 +34,9 @@ class EpisodeRecorder:
     """Looks after every control step of an agent's episodes instead of every chunk, and writes what was seen.
 
     The trajectory is the same; simulators draw more pictures, so episodes take longer. One that the data set holds already
-    is played and not written again, which is counted and said. Writing happens in a thread, one episode at a time; an
-    episode ends when it is written. Conversations with a text environment are played and not recorded.
+    is played and not written again; a warning counts them. Writing happens in a thread, one episode at a time; an
+    episode ends when it is written. One that a full disk has no room for is left out with a warning, and the next one is
+    tried. Conversations with a text environment are played and not recorded.
 
     Args:
         writer: the data set.
@@ -45,7 +47,13 @@ class EpisodeRecorder:
         self._writer, self._run = writer, run
         self.num_left_out = 0
         """Episodes that the data set held already."""
+        self._failures = FailureStreak("recording episodes", "that episode is not in the data set, the next is tried")
         self._turn = asyncio.Lock()
+
+    @property
+    def num_failed(self) -> int:
+        """Episodes that could not be written."""
+        return self._failures.num_failed
 
     def around(self, agent: Agent = embodied_agent) -> Agent:
         """The agent, with its episodes recorded."""
@@ -63,13 +71,20 @@ class EpisodeRecorder:
 
     def _write(self, trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray]) -> None:
         episode = recorded_episode(trajectory, seen, actions, self._run)
-        if episode.name not in self._writer.names:
-            self._writer.add(episode)
+        if episode.name in self._writer.names:
+            self.num_left_out += 1
+            logger.warning(
+                "the data set holds %r already; %d episodes of this run were not written",
+                episode.name,
+                self.num_left_out,
+            )
             return
-        self.num_left_out += 1
-        logger.warning(
-            "the data set holds %r already; %d episodes of this run were not written", episode.name, self.num_left_out
-        )
+        try:
+            self._writer.add(episode)
+        except OSError as error:
+            self._failures.failed(repr(episode.name), error)
+        else:
+            self._failures.worked()
 
 
 class _Watched:

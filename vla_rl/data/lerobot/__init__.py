@@ -2,6 +2,6 @@
 
 from vla_rl.data.lerobot.layout import INFO_FILE
 from vla_rl.data.lerobot.reading import read_lerobot
-from vla_rl.data.lerobot.writing import LeRobotWriter
+from vla_rl.data.lerobot.writing import LeRobotWriter, check_can_add
 
-__all__ = ["INFO_FILE", "LeRobotWriter", "read_lerobot"]
+__all__ = ["INFO_FILE", "LeRobotWriter", "check_can_add", "read_lerobot"]

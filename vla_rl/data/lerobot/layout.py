@@ -89,8 +89,10 @@ def read_info(root: Path) -> Info:
         info = msgspec.json.decode(path.read_bytes(), type=Info)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); expected a LeRobotDataset's folder.") from error
-    except msgspec.DecodeError as error:
-        raise DataError(f"{path} is not a LeRobotDataset's description: {error}") from error
+    except (ValueError, RecursionError) as error:  # no JSON of that kind, or bytes that are no text
+        raise DataError(
+            f"{path} is not a LeRobotDataset's description in UTF-8: {error}; download or convert the data set again."
+        ) from error
     if not info.codebase_version.startswith(("v3.", "v2.")):
         raise DataError(f"{path}: codebase_version is {info.codebase_version!r}, expected v3.0 or v2.1.")
     return info

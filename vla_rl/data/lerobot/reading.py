@@ -219,5 +219,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         return [msgspec.json.decode(line, type=dict[str, Any]) for line in path.read_bytes().splitlines() if line]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise DataError(f"{path} is not lines of JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # no JSON, or bytes that are no text
+        raise DataError(
+            f"{path} is not lines of JSON in UTF-8: {error}; download or convert the data set again."
+        ) from error

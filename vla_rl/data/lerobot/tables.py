@@ -100,6 +100,6 @@ def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     for path in paths:
         try:
             rows += pq.read_table(path).to_pylist()
-        except (OSError, pa.ArrowInvalid) as error:
-            raise DataError(f"{path} is not a whole Parquet file: {error}") from error
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # a text column may hold any bytes
+            raise DataError(f"{path} is not a whole Parquet file with texts in UTF-8: {error}") from error
     return rows

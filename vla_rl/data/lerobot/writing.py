@@ -59,10 +59,9 @@ class LeRobotWriter:
             data_path=DATA_PATH,
             features={},
         )
-        if (root / INFO_FILE).is_file():
-            self._go_on({"fps": fps, "robot_type": robot_type})
-        elif root.is_dir() and any(root.iterdir()):
-            raise DataError(f"{root} holds other files and no {INFO_FILE}, expected a new folder or a data set.")
+        info = check_can_add(root, fps=fps, robot_type=robot_type)
+        if info is not None:
+            self._go_on(info)
 
     @property
     def names(self) -> frozenset[str]:
@@ -70,7 +69,11 @@ class LeRobotWriter:
         return frozenset(self._names)
 
     def add(self, episode: RecordedEpisode) -> Self:
-        """Append one episode. Raises: DataError where its features are not those of the others, or its name is there."""
+        """Append one episode.
+
+        Raises: DataError if its features are not those of the others, or its name is there; OSError if it could not be
+            written, as on a full disk: it does not count then, and the next episode may be tried.
+        """
         features = columns.features_of(episode)
         if episode.name in self._names:
             raise DataError(f"{self._root} holds {episode.name!r} already.")
@@ -78,14 +81,30 @@ class LeRobotWriter:
             raise DataError(
                 f"{episode.name} has the features {sorted(features)}, {self._root} has others or other shapes."
             )
-        number, first_row = self._info.total_episodes, self._info.total_frames
-        task = self._tasks.setdefault(episode.instruction, len(self._tasks))
-        table = columns.table_of(episode, features, number, first_row, task, self._info.fps)
+        number = self._info.total_episodes
+        tasks = {**self._tasks}
+        task = tasks.setdefault(episode.instruction, len(tasks))
+        table = columns.table_of(episode, features, number, self._info.total_frames, task, self._info.fps)
         stats = stats_of(episode, features, table)
         place = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
-        _write_table(self._root / DATA_PATH.format(**place), table)
-        about = {
-            "episode_index": number,
+        about = pa.Table.from_pylist([self._about(episode, place, stats)])
+        all_stats = merged(self._stats, stats)
+        try:
+            _write_table(self._root / DATA_PATH.format(**place), table)
+            _write_table(self._root / EPISODES_PATH.format(**place), about)
+            info = self._count(episode, features, tasks, all_stats)
+        except OSError:
+            self._forget_uncounted(number)
+            raise
+        self._info, self._tasks, self._stats = info, tasks, all_stats
+        self._names.add(episode.name)
+        return self
+
+    def _about(self, episode: RecordedEpisode, place: dict[str, int], stats: dict[str, Stats]) -> dict[str, Any]:
+        """The row of `meta/episodes` for the next episode."""
+        first_row = self._info.total_frames
+        return {
+            "episode_index": self._info.total_episodes,
             "tasks": [episode.instruction],
             "length": episode.num_steps,
             "data/chunk_index": place["chunk_index"],
@@ -97,38 +116,27 @@ class LeRobotWriter:
             **{f"stats/{name}/{kind}": value for name, stat in stats.items() for kind, value in stat.values().items()},
             **{f"{OURS}{key}": value for key, value in {"name": episode.name, **episode.about}.items()},
         }
-        _write_table(self._root / EPISODES_PATH.format(**place), pa.Table.from_pylist([about]))
-        self._stats = merged(self._stats, stats)
-        self._count(episode, features)
-        return self
 
-    def _count(self, episode: RecordedEpisode, features: dict[str, Any]) -> None:
+    def _count(
+        self, episode: RecordedEpisode, features: dict[str, Any], tasks: dict[str, int], stats: dict[str, Stats]
+    ) -> Info:
         """Write what counts the episode; `info.json` last."""
-        self._names.add(episode.name)
-        _write_table(self._root / TASKS_FILE, columns.tasks_table(self._tasks))
-        stats = {name: stat.values() for name, stat in self._stats.items()}
-        _write(self._root / STATS_FILE, msgspec.json.format(msgspec.json.encode(stats)))
+        _write_table(self._root / TASKS_FILE, columns.tasks_table(tasks))
+        values = {name: stat.values() for name, stat in stats.items()}
+        _write(self._root / STATS_FILE, msgspec.json.format(msgspec.json.encode(values)))
         total = self._info.total_episodes + 1
-        self._info = msgspec.structs.replace(
+        info = msgspec.structs.replace(
             self._info,
             total_episodes=total,
             total_frames=self._info.total_frames + episode.num_steps,
-            total_tasks=len(self._tasks),
+            total_tasks=len(tasks),
             splits={"train": f"0:{total}"},
             features=features,
         )
-        _write(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(self._info)))
+        _write(self._root / INFO_FILE, msgspec.json.format(msgspec.json.encode(info)))
+        return info
 
-    def _go_on(self, expected: dict[str, Any]) -> None:
-        info = read_info(self._root)
-        for name, value in expected.items():
-            if value is not None and value != getattr(info, name):
-                raise DataError(
-                    f"{name} is {value!r}, {self._root / INFO_FILE} says {getattr(info, name)!r}, expected the same; write "
-                    "into another folder."
-                )
-        if info.codebase_version != "v3.0" or info.data_path != DATA_PATH or info.video_path is not None:
-            raise DataError(f"{self._root} is not a data set that was written here, expected one to go on with.")
+    def _go_on(self, info: Info) -> None:
         self._forget_uncounted(info.total_episodes)
         episodes = read_lerobot(self._root) if info.total_episodes else []
         self._info, self._names = info, {episode.name for episode in episodes}
@@ -139,12 +147,35 @@ class LeRobotWriter:
             self._stats = merged(self._stats, noted_stats(row, info.features, self._root))
 
     def _forget_uncounted(self, num_episodes: int) -> None:
-        """Remove what a writer that was killed left behind, so that nobody reads it."""
+        """Remove what was written and is not counted: a writer was killed, or a disk was full."""
         for pattern in (DATA_PATH, EPISODES_PATH):
             place = {"chunk_index": num_episodes // CHUNKS_SIZE, "file_index": num_episodes % CHUNKS_SIZE}
             (self._root / pattern.format(**place)).unlink(missing_ok=True)
         for part in self._root.rglob("*.part"):
             part.unlink()
+
+
+def check_can_add(root: Path, *, fps: float | None = None, robot_type: str | None = None) -> Info | None:
+    """The description of the data set in `root` that a writer would go on with; None for a new one. Writes nothing.
+
+    Raises: DataError if the folder holds something else, or says another rate or robot.
+    """
+    if not (root / INFO_FILE).is_file():
+        if root.exists() and not root.is_dir():
+            raise DataError(f"{root} is a file, expected a new folder or a data set.")
+        if root.is_dir() and any(root.iterdir()):
+            raise DataError(f"{root} holds other files and no {INFO_FILE}, expected a new folder or a data set.")
+        return None
+    info = read_info(root)
+    for name, value in (("fps", fps), ("robot_type", robot_type)):
+        if value is not None and value != getattr(info, name):
+            raise DataError(
+                f"{name} is {value!r}, {root / INFO_FILE} says {getattr(info, name)!r}, expected the same; write into "
+                "another folder."
+            )
+    if info.codebase_version != "v3.0" or info.data_path != DATA_PATH or info.video_path is not None:
+        raise DataError(f"{root} is not a data set that was written here, expected one to go on with.")
+    return info
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

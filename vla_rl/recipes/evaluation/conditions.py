@@ -1,7 +1,6 @@
 """What results depend on, in a file beside them: results of other conditions are never added to it."""
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from vla_rl.errors import ConfigError
+from vla_rl.observe.whole_file import write_whole
 from vla_rl.types import EpisodeSpec
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,16 @@ def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
 
 
 def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
-    """Raises: ConfigError where the record at `path` says otherwise; where there is none, anything goes."""
+    """Raises: ConfigError if the record at `path` differs or cannot be read; without one, anything goes."""
     if not path.exists():
         return
-    before = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    try:
+        before = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or bytes that are no text
+        raise ConfigError(
+            f"{path} cannot be read, expected how the results beside it came about: {error}; begin anew elsewhere, or "
+            "remove it if you know that they are of the same conditions"
+        ) from error
     now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
     for name in {**before, **now}:
         if before.get(name) != now.get(name):
@@ -48,13 +54,23 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
 
 
 def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | None = None) -> None:
-    """Write them down, or refuse to go on under others; of `results` from before they were written down, say so.
+    """Write conditions down, or refuse to go on under others. Warns if `results` are older than their conditions.
 
-    Raises: ConfigError.
+    Raises: ConfigError for other conditions; OSError if they cannot be written down.
     """
     refuse_other_conditions(path, conditions)
-    if results is not None and not path.exists() and results.exists() and results.stat().st_size > 0:
+    if path.exists():
+        return
+    if results is not None and results.exists() and results.stat().st_size > 0:
         logger.warning("%s does not say how its results came about; new ones stand beside them all the same", results)
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
-    os.replace(part, path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
+
+
+def note_conditions_if_possible(path: Path, conditions: Mapping[str, Any], results: Path) -> None:
+    """The same for a run that goes on without the file: a full disk is a warning. Raises: ConfigError."""
+    try:
+        note_conditions(path, conditions, results)
+    except OSError as error:
+        logger.warning(
+            "%s could not be written, so the results beside it do not say how they came about: %s", path, error
+        )

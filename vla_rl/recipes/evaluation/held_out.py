@@ -4,7 +4,6 @@ held_out.jsonl in the run's folder: one line an episode, with the weight version
 it, under the conditions in held_out_conditions.json.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,14 +16,25 @@ from rich.table import Table
 from vla_rl.actors.waits import note_progress
 from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
-from vla_rl.recipes.evaluation.conditions import conditions_of_play, note_conditions, refuse_other_conditions
+from vla_rl.observe.outlet import FailureStreak, Outlet
+from vla_rl.observe.undone_lines import set_aside_lines
+from vla_rl.recipes.evaluation.conditions import (
+    conditions_of_play,
+    note_conditions_if_possible,
+    refuse_other_conditions,
+)
 from vla_rl.recipes.evaluation.libero import key_of
 from vla_rl.recipes.evaluation.playing import play_each, within_range
-from vla_rl.recipes.evaluation.results import EpisodeResult, by_task, result_of, summary_of, whole_lines
+from vla_rl.recipes.evaluation.results import (
+    EpisodeResult,
+    by_task,
+    line_outlet,
+    result_of,
+    summary_of,
+    whole_lines,
+)
 from vla_rl.rollout import PolicyEngine, embodied_agent
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
-
-logger = logging.getLogger(__name__)
 
 
 class HeldOutResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +52,14 @@ class Judge(Protocol):
         ...
 
     def check(self, run: RunDirectory) -> None:
-        """Raises: ConfigError where the results in `run` are of other conditions, before a run goes on."""
+        """Raises: ConfigError if the results in `run` are of other conditions, before a run goes on."""
+        ...
+
+    def leave_later(self, run: RunDirectory, version: int) -> None:
+        """Set aside the results of weights after `version`: the run goes on from there, and makes others.
+
+        Raises: OSError.
+        """
         ...
 
 
@@ -65,45 +82,71 @@ class HeldOutJudge:
         self._episodes, self._film = tuple(episodes), film
         self.conditions = conditions_of_play(episodes) | ({"assets": assets} if assets else {})
         """What the results depend on."""
-        self.num_failed_films = 0
-        """Episodes whose `film` could not be written; their results stand."""
+        self._outlet: Outlet[bytes] | None = None
+        self._film_failures = FailureStreak("film strips of held-out episodes", "that episode has none")
 
     def check(self, run: RunDirectory) -> None:
         """Raises: ConfigError where the results in `run` were played under other conditions."""
         refuse_other_conditions(conditions_path(run), self.conditions)
 
+    @property
+    def num_failed_films(self) -> int:
+        """Episodes whose `film` could not be written; their results stand."""
+        return self._film_failures.num_failed
+
+    def leave_later(self, run: RunDirectory, version: int) -> None:
+        """Set aside the results of weights that a run, which goes on from `version`, makes anew. Raises: OSError."""
+        set_aside_lines(results_path(run), lambda line: _is_of(line, version))
+
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: PolicyEngine) -> None:
         """Play what this weight version has not played yet, and print how it went beside the earlier versions.
 
-        Raises: ConfigError where those were played under other conditions.
+        A result that cannot be written is reported and tried again with the next; on a resume those that are not on disk
+        are played again. Raises: ConfigError if the earlier versions were played under other conditions.
         """
-        note_conditions(conditions_path(run), self.conditions, results_path(run))
+        note_conditions_if_possible(conditions_path(run), self.conditions, results_path(run))
         version, path = engine.weight_version, results_path(run)
-        played = {line.result.key for line in read_held_out(path) if line.weight_version == version}
+        results = read_held_out(path)
+        played = {line.result.key for line in results if line.weight_version == version}
         missing = [episode for episode in self._episodes if key_of(episode) not in played]
-        console = Console()
-        with path.open("ab") as file, Progress(console=console) as progress:
-            file.truncate(len(whole_lines(path)))
+        console, outlet = Console(), self._outlet_of(path)
+        with Progress(console=console) as progress:
             bar = progress.add_task(f"held-out episodes, weights {version}", total=len(self._episodes))
             progress.advance(bar, len(self._episodes) - len(missing))
 
             async def done(trajectory: Trajectory) -> None:
                 line = HeldOutResult(weight_version=version, result=result_of(trajectory))
-                file.write(msgspec.json.encode(line) + b"\n")
-                file.flush()
-                if self._film is not None:
-                    try:
-                        await self._film(run, version, trajectory)
-                    except (OSError, ValueError) as error:
-                        self.num_failed_films += 1
-                        logger.warning(
-                            "no pictures of %s: %s; %d failed so far", line.result.key, error, self.num_failed_films
-                        )
+                results.append(line)
+                outlet.put(f"episode {len(results)}", msgspec.json.encode(line) + b"\n")
+                await self._make_film(run, version, trajectory)
                 progress.advance(bar)
                 note_progress("held-out episodes")
 
             await play_each(pool, engine, within_range(embodied_agent), missing, done)
-        console.print(held_out_table(read_held_out(path)))
+        console.print(held_out_table(results))
+
+    def _outlet_of(self, path: Path) -> Outlet[bytes]:
+        """One for all times that this judge is asked: a result that found no room is written the next time."""
+        if self._outlet is None:
+            self._outlet = line_outlet(path)
+        return self._outlet
+
+    async def _make_film(self, run: RunDirectory, version: int, trajectory: Trajectory) -> None:
+        if self._film is None:
+            return
+        try:
+            await self._film(run, version, trajectory)
+        except (OSError, ValueError) as error:
+            self._film_failures.failed(str(result_of(trajectory).key), error)
+        else:
+            self._film_failures.worked()
+
+
+def _is_of(line: bytes, last: int) -> bool:
+    try:
+        return msgspec.json.decode(line, type=HeldOutResult).weight_version <= last
+    except (ValueError, RecursionError):  # which reading the file reports
+        return True
 
 
 def conditions_path(run: RunDirectory) -> Path:
@@ -117,13 +160,15 @@ def results_path(run: RunDirectory) -> Path:
 
 
 def read_held_out(path: Path) -> list[HeldOutResult]:
-    """All results so far; a last line that was cut off by a kill is left out. Raises: ConfigError for other lines."""
+    """All results so far; a last line that was cut off by a kill is left out. Raises: ConfigError for damaged lines."""
     results = []
     for number, line in enumerate(whole_lines(path).splitlines(), start=1):
         try:
             results.append(msgspec.json.decode(line, type=HeldOutResult))
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{path}, line {number} is not a result: {error}") from error
+        except (ValueError, RecursionError) as error:  # no JSON of a result, or bytes that are no text
+            raise ConfigError(
+                f"{path}, line {number} is not a result: {error}; remove that line, and its episode is played again"
+            ) from error
     return results
 
 

@@ -1,17 +1,23 @@
 """What evaluated episodes came to: a line of JSON each as it ends, tables with confidence intervals from all of them."""
 
 import math
-import os
 from collections.abc import Iterable, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 from rich.table import Table
 
 from vla_rl.errors import ConfigError
+from vla_rl.graph import AppendedFile
+from vla_rl.observe.outlet import Outlet
 from vla_rl.types import Trajectory
+
+MOST_RESULTS: Final = 1_000_000
+"""Results that wait for room on a full disk: more than any evaluation has, as they are held in memory anyway."""
 
 Z_95 = 1.959963984540054
 """Quantile of the normal distribution for an interval that holds 95 %."""
@@ -63,19 +69,20 @@ def result_of(trajectory: Trajectory) -> EpisodeResult:
 class ResultFile:
     """A file of results, one line each, on disk when `add` returns; a last line that was cut off by a kill is dropped.
 
-    Args:
-        path: the file; gone on with where it exists.
+    A result that finds no room on a full disk waits in memory, and is tried again with the next.
 
-    Raises: ConfigError where a line is no result, or an episode stands there twice.
+    Args:
+        path: the file; continued if it exists.
+
+    Raises: ConfigError if a line is no result, or an episode is there twice.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, whole = path, whole_lines(path)
+        self._path = path
         self.results: dict[Key, EpisodeResult] = {}
-        for number, line in enumerate(whole.splitlines(), start=1):
+        for number, line in enumerate(whole_lines(path).splitlines(), start=1):
             self._keep(_parsed(line, f"{path}, line {number}"))
-        self._file = path.open("ab")
-        self._file.truncate(len(whole))
+        self._outlet = line_outlet(path)
 
     def __enter__(self) -> Self:
         return self
@@ -83,14 +90,18 @@ class ResultFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._outlet.close()
+
+    @property
+    def num_waiting(self) -> int:
+        """Results that are not on disk, because there is no room."""
+        self._outlet.flush()
+        return len(self._outlet.waiting)
 
     def add(self, result: EpisodeResult) -> None:
         """Append one result."""
         self._keep(result)
-        self._file.write(msgspec.json.encode(result) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._outlet.put(f"{result.task}, start {result.init_state_id}", msgspec.json.encode(result) + b"\n")
 
     def _keep(self, result: EpisodeResult) -> None:
         if result.key in self.results:
@@ -98,8 +109,18 @@ class ResultFile:
         self.results[result.key] = result
 
 
+def line_outlet(path: Path) -> Outlet[bytes]:
+    """Lines of results on their way to a file, each on disk when `put` returns, or waiting for room."""
+    return Outlet(str(path), partial(_append, path), most_waiting=MOST_RESULTS)
+
+
+def _append(path: Path, line: bytes) -> None:
+    with closing(AppendedFile(path, lines=True)) as file:
+        file.write(line, sync=True)
+
+
 def whole_lines(path: Path) -> bytes:
-    """What stands in a file, without a last line that a kill cut off; nothing where there is no file."""
+    """The lines of a file, without a last one that a kill cut off; nothing if there is no file."""
     text = path.read_bytes() if path.exists() else b""
     return text[: text.rfind(b"\n") + 1]
 
@@ -183,5 +204,7 @@ def _cells(results: Sequence[EpisodeResult]) -> list[str]:
 def _parsed(line: bytes, where: str) -> EpisodeResult:
     try:
         return msgspec.json.decode(line, type=EpisodeResult)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{where} is not a result: {error}") from error
+    except (ValueError, RecursionError) as error:  # no JSON of a result, or bytes that are no text
+        raise ConfigError(
+            f"{where} is not a result: {error}; remove that line, and its episode is played again"
+        ) from error

@@ -14,10 +14,13 @@ import numpy as np
 
 from vla_rl.actors.waits import note_progress
 from vla_rl.algorithms.validation import validation_metrics
+from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
-from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
+from vla_rl.observe.outlet import Outlet
+from vla_rl.observe.undone_lines import set_aside_lines
+from vla_rl.recipes.evaluation.conditions import note_conditions_if_possible, refuse_other_conditions
 from vla_rl.recipes.evaluation.playing import play_each
-from vla_rl.recipes.evaluation.results import whole_lines
+from vla_rl.recipes.evaluation.results import line_outlet, whole_lines
 from vla_rl.rollout import AnyEngine, TaskStart
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Sampling, Trajectory, derive_seed
 
@@ -45,6 +48,7 @@ class Validation:
         self, starts: Sequence[TaskStart], num_tries: int, agent: Agent, sampling: Sampling, seed: int = 0
     ) -> None:
         self._agent, self._num_problems = agent, len(starts)
+        self._outlet: Outlet[bytes] | None = None
         problems = hashlib.sha256(msgspec.json.encode([(start.env, start.seed, start.options) for start in starts]))
         self._conditions = {
             "num_problems": len(starts),
@@ -71,23 +75,28 @@ class Validation:
         ]
 
     def check(self, run: RunDirectory) -> None:
-        """Raises: ConfigError where the results in `run` are of other problems, or of other conditions."""
+        """Raises: ConfigError if the results in `run` are of other problems, or of other conditions."""
         refuse_other_conditions(_conditions_path(run), self._conditions)
 
-    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
-        """Play all of it, print the result and add it to `validation.jsonl`; a version that stands there was played.
+    def leave_later(self, run: RunDirectory, version: int) -> None:
+        """Set aside the results of weights that a run, which goes on from `version`, makes anew. Raises: OSError."""
+        set_aside_lines(_results_path(run), lambda line: _is_of(line, version))
 
-        Raises: ConfigError where it stands there for other problems, or other conditions.
+    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
+        """Play all of it, print the result and add it to `validation.jsonl`; a version that is there was played.
+
+        A result that cannot be written is reported; the next one writes it too.
+        Raises: ConfigError if results there are of other problems, or other conditions.
         """
-        version, path = engine.weight_version, run.path / "validation.jsonl"
-        note_conditions(_conditions_path(run), self._conditions, path)
+        version, path = engine.weight_version, _results_path(run)
+        note_conditions_if_possible(_conditions_path(run), self._conditions, path)
         if version in [result.weight_version for result in read_validation(path)]:
             return
         metrics = await self.play(pool, engine)
         result = ValidationResult(weight_version=version, num_problems=self._num_problems, metrics=metrics)
-        with path.open("ab") as file:
-            file.truncate(len(whole_lines(path)))
-            file.write(msgspec.json.encode(result) + b"\n")
+        if self._outlet is None:
+            self._outlet = line_outlet(path)
+        self._outlet.put(f"weights {version}", msgspec.json.encode(result) + b"\n")
         shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
         print(f"validation of weights {version}, {self._num_problems} problems: {shown}", flush=True)
 
@@ -112,10 +121,29 @@ class Validation:
         }
 
 
+def _results_path(run: RunDirectory) -> Path:
+    return run.path / "validation.jsonl"
+
+
 def _conditions_path(run: RunDirectory) -> Path:
     return run.path / "validation_conditions.json"
 
 
 def read_validation(path: Path) -> list[ValidationResult]:
-    """All results so far; a last line that was cut off by a kill is left out. Raises: DecodeError for other lines."""
-    return [msgspec.json.decode(line, type=ValidationResult) for line in whole_lines(path).splitlines()]
+    """All results so far; a last line that was cut off by a kill is left out. Raises: ConfigError for damaged lines."""
+    results = []
+    for number, line in enumerate(whole_lines(path).splitlines(), start=1):
+        try:
+            results.append(msgspec.json.decode(line, type=ValidationResult))
+        except (ValueError, RecursionError) as error:  # no JSON of a result, or bytes that are no text
+            raise ConfigError(
+                f"{path}, line {number} is not a result: {error}; remove that line, and its weights are validated again"
+            ) from error
+    return results
+
+
+def _is_of(line: bytes, last: int) -> bool:
+    try:
+        return msgspec.json.decode(line, type=ValidationResult).weight_version <= last
+    except (ValueError, RecursionError):  # which reading the file reports
+        return True
