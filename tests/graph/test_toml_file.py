@@ -86,7 +86,7 @@ async def test_a_pipeline_from_a_file_runs(nodes: Path, run_all: Any) -> None:
         ('node_role = "rollout"', 'node_role = "roleout"', r"did you mean 'rollout'\?"),
         ('func = "toml_nodes:total"', "", r"node 'total': Object missing required field `func`"),
         ('id = "from_file"', "", "missing required field `id`"),
-        ("stream = true", "stream = yes", "is no TOML"),
+        ("stream = true", "stream = yes", "is not TOML in UTF-8"),
     ],
 )
 def test_a_mistake_in_the_file_is_refused_with_its_place(nodes: Path, old: str, new: str, words: str) -> None:

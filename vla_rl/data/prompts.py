@@ -80,8 +80,9 @@ def _read(path: Path, fields: Sequence[str]) -> PromptRows:
 def _parquet(path: Path, fields: Sequence[str]) -> pyarrow.Table:
     try:
         table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise DataError(f"{path} is not a parquet file: {error}") from error
+        table.validate(full=True)  # a text column may hold any bytes, which is found out row by row otherwise
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} is not a parquet file with texts in UTF-8: {error}; write it again.") from error
     for field in fields:
         if field not in table.column_names:
             raise DataError(
@@ -103,7 +104,7 @@ def _jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
                 continue
             try:
                 row = decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:  # no JSON object, or bytes that are no text
                 raise DataError(f"{path}: row {len(rows)} (line {number}) is not a JSON object: {error}") from error
             for field in fields:
                 if row.get(field) is None:

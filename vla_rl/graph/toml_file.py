@@ -50,8 +50,8 @@ def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
     with open(path, "rb") as file:
         try:
             document = tomllib.load(file)
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidPipelineFile(f"{where} is no TOML: {error}") from error
+        except (ValueError, RecursionError) as error:  # no TOML, or bytes that are no text
+            raise InvalidPipelineFile(f"{where} is not TOML in UTF-8: {error}") from error
     whole = _checked(document, PipelineFile, where)
     pipeline = Pipeline(whole.id, whole.description, inputs=whole.inputs)
     for number, raw in enumerate(whole.node, start=1):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from vla_rl.errors import ConfigError
+from vla_rl.observe.run_directory import require_digest
 from vla_rl.types import Config
 
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -18,8 +19,8 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 def read_config(path: Path, config_type: type[ConfigT]) -> ConfigT:
     """Read `path` (.toml or .json) as `config_type`; what the file leaves out keeps its default.
 
-    Raises: `ConfigError` naming the file and the key where the file cannot be read, is not TOML or JSON, holds an unknown
-    key or a value of another type; or what the configuration itself refuses.
+    Raises: `ConfigError` naming the file and the key if the file cannot be read, is not TOML or JSON, does not fit the
+    digest beside it, holds an unknown key or a value of another type; or what the configuration itself refuses.
     """
     return convert(read_table(path, config_type), config_type, str(path))
 
@@ -30,11 +31,14 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
     if path.suffix not in decoders:
         raise ConfigError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(decoders)}")
     try:
-        data = decoders[path.suffix](path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is not {path.suffix[1:].upper()}: {error}") from error
+    require_digest(path, content)
+    try:
+        data = decoders[path.suffix](content)
+    except (ValueError, RecursionError) as error:  # no TOML or JSON, or bytes that are no text
+        raise ConfigError(f"{path} is not {path.suffix[1:].upper()} in UTF-8: {error}") from error
     refuse_unknown_keys(data, config_type, where=str(path))
     table: dict[str, Any] = data
     return table

@@ -5,12 +5,14 @@
 No code of a checkpoint is ever run, and nothing is unpickled.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
@@ -37,6 +39,7 @@ SMALL_FILES: Final = (
 def read(source: str | Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, bytes]]:
     """Network, tokenizer and small files. Raises: CheckpointError saying what is missing or does not fit."""
     folder = _local_folder(source)
+    _require_text(folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         loader: Any = transformers.AutoModelForCausalLM
@@ -49,12 +52,28 @@ def read(source: str | Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, by
             attn_implementation="sdpa",
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"{source} is not a causal language model that transformers can load: {error}") from error
     unfit = {key: sorted(names) for key, names in report.items() if names and key != "error_msgs"}
     if unfit:
         raise CheckpointError(f"the tensors of {source} are not those of its config.json: {unfit}")
     return network, tokenizer, small_files(folder)
+
+
+def _require_text(folder: Path) -> None:
+    """Raise CheckpointError naming the first small file that is not text, or not JSON by its name.
+
+    transformers does not name it, and does without a generation_config.json that it cannot read.
+    """
+    for name, data in small_files(folder).items():
+        try:
+            if name.endswith(".json"):
+                json.loads(data.decode())  # not msgspec: transformers writes NaN and Infinity as well
+            elif name.endswith((".jinja", ".txt")):
+                data.decode()
+        except (ValueError, RecursionError) as error:  # no JSON, or bytes that are no text
+            kind = "JSON" if name.endswith(".json") else "text"
+            raise CheckpointError(f"{folder / name} is not {kind} in UTF-8: {error}; download it again.") from error
 
 
 def small_files(folder: Path) -> dict[str, bytes]:

@@ -81,11 +81,15 @@ class MlpPolicy(PolicyModel[Tensor]):
     @classmethod
     def load(cls, folder: Path) -> "MlpPolicy":
         """Read what `save` wrote. Raises: CheckpointError saying what is missing, unknown or damaged."""
+        path = folder / CONFIG_FILE
         try:
-            config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=MlpConfig)
-            tensors = load_file(folder / TENSOR_FILE)
-        except (OSError, SafetensorError, msgspec.DecodeError) as error:
-            raise CheckpointError(f"{folder} is not an MLP policy's checkpoint: {error}") from error
+            config = msgspec.json.decode(path.read_bytes(), type=MlpConfig)
+            path = folder / TENSOR_FILE
+            tensors = load_file(path)
+        except (OSError, SafetensorError, ValueError, RecursionError) as error:  # ValueError: no JSON, or no text
+            raise CheckpointError(
+                f"{folder} is not an MLP policy's checkpoint: {path.name} cannot be read: {error}; take another one."
+            ) from error
         policy = cls.create(config, seed=0)
         policy.load_checkpoint_tensors(tensors)
         return policy

@@ -44,7 +44,7 @@ def read_statistics(folder: Path, in_config: Mapping[str, Any]) -> dict[str, Sta
         return msgspec.convert({**in_config, **in_file}, dict[str, Statistics])
     except msgspec.ValidationError as error:
         raise CheckpointError(f"the action statistics of {folder} are not as expected: {error}") from error
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as action statistics: {error}") from error
 
 

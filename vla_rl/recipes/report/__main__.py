@@ -4,20 +4,25 @@ import argparse
 import sys
 from pathlib import Path
 
+from vla_rl.errors import VlaRlError
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.run_directory import CONFIG_FILE
 from vla_rl.recipes.report import write_report
 
 
 def main() -> int:
-    """Write it and say where."""
+    """Write it and print where; the exit status is 1, with one line, if it cannot be written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a training run")
     folder: Path = parser.parse_args().run
     if not (folder / CONFIG_FILE).is_file():
         print(f"{folder} has no {CONFIG_FILE}, expected the folder of a training run", file=sys.stderr)
         return 2
-    print(write_report(RunDirectory(folder)))
+    try:
+        print(write_report(RunDirectory(folder)))
+    except (VlaRlError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Rows = Sequence[Mapping[str, float]]
-"""One mapping from metric to value for each update, in order."""
+Rows = Sequence[Mapping[str, float | None]]
+"""One mapping from metric to value for each update, in order; None is a value that was not finite."""
 
 HeldOutPoint = tuple[int, float, float, float]
 """Weight version, success rate, and the ends of its 95 % interval."""
@@ -61,8 +61,8 @@ def time_chart(rows: Rows) -> str | None:
     figure, axes = _axes("update", "busy seconds")
     below = np.zeros(len(rows))
     for node in shares:
-        seconds = np.array([row.get(f"time/node/{node}_s", 0.0) for row in rows])
-        axes.bar([row["update"] for row in rows], seconds, bottom=below, width=1.0, label=node)
+        seconds = np.array([row.get(f"time/node/{node}_s") or 0.0 for row in rows])
+        axes.bar(np.array([row["update"] for row in rows]), seconds, bottom=below, width=1.0, label=node)
         below += seconds
     return _svg(figure, axes)
 
@@ -82,13 +82,13 @@ def node_seconds(rows: Rows) -> dict[str, float]:
     """Busy seconds of each node over all updates, the busiest first; together they may exceed the run, as nodes overlap."""
     names = {name for row in rows for name in row if name.startswith("time/node/")}
     totals = {
-        name.removeprefix("time/node/").removesuffix("_s"): sum(row.get(name, 0.0) for row in rows) for name in names
+        name.removeprefix("time/node/").removesuffix("_s"): sum(row.get(name) or 0.0 for row in rows) for name in names
     }
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
 def _series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-    found = [(row["update"], row[name]) for row in rows if name in row]
+    found = [(row["update"], row[name]) for row in rows if row.get(name) is not None]
     return np.array([update for update, _ in found]), np.array([value for _, value in found])
 
 

@@ -2,21 +2,23 @@
 
 import base64
 import itertools
-import json
-import os
+import logging
 import shlex
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 
 from vla_rl.observe import RunDirectory, read_metrics
+from vla_rl.observe.whole_file import write_whole
 from vla_rl.recipes.evaluation.held_out import HeldOutResult, by_version, read_held_out, results_path
 from vla_rl.recipes.evaluation.results import EpisodeResult, by_task, summary_of
 from vla_rl.recipes.evaluation.strips import strip_path
-from vla_rl.recipes.report.charts import failure_reward_chart, node_seconds, success_chart, time_chart
+from vla_rl.recipes.report.charts import Rows, failure_reward_chart, node_seconds, success_chart, time_chart
+
+logger = logging.getLogger(__name__)
 
 MAX_STRIPS = 3
 """Pairs of before and after that are shown."""
@@ -44,7 +46,10 @@ class StripPair:
 def write_report(run: RunDirectory) -> Path:
     """Write `report.html` into the run's folder: one file that needs no other and no network.
 
-    What the run did not leave (held-out episodes, updates) is said to be missing, not left out in silence.
+    What the run did not leave (held-out episodes, updates) is named as missing. A damaged file about the run (versions,
+    configuration, graph) is a warning; its text is shown as far as it can be read.
+
+    Raises: ConfigError for a damaged line of held-out results; OSError if the page cannot be written.
     """
     rows = read_metrics(run.metrics) if run.metrics.exists() else []
     held_out = read_held_out(results_path(run))
@@ -58,7 +63,7 @@ def write_report(run: RunDirectory) -> Path:
         command=_command(versions),
         versions={name: value for name, value in versions.items() if name not in ("command", "packages")},
         packages=versions.get("packages", {}),
-        config=run.config.read_text(),
+        config=_text(run.config),
         num_updates=len(rows),
         minutes=minutes_of(rows),
         charts=[
@@ -73,16 +78,15 @@ def write_report(run: RunDirectory) -> Path:
         graph=_text(run.path / "graph.txt"),
     )
     path = run.path / "report.html"
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, text.encode())
     return path
 
 
-def minutes_of(rows: Sequence[Mapping[str, float]]) -> float:
-    """From the first update to the last, without what lay between a stop and a resume."""
-    gaps = [(after["wall_time_s"] - before["wall_time_s"], after) for before, after in itertools.pairwise(rows)]
-    return sum(min(gap, update.get("time/update_s", gap)) for gap, update in gaps) / 60
+def minutes_of(rows: Rows) -> float:
+    """Minutes from the first update to the last, without what lay between a stop and a resume."""
+    times = [(float(row.get("wall_time_s") or 0.0), row.get("time/update_s")) for row in rows]
+    gaps = [(after - before, taken) for (before, _), (after, taken) in itertools.pairwise(times)]
+    return sum(gap if taken is None else min(gap, taken) for gap, taken in gaps) / 60
 
 
 def comparisons(held_out: list[HeldOutResult]) -> list[Comparison]:
@@ -159,8 +163,20 @@ def _command(versions: dict[str, Any]) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    """What a JSON file says; nothing, and a warning, if it is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or bytes that are no text
+        logger.warning("%s cannot be read, and the report does without it: %s", path, error)
+        return {}
 
 
 def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+    """What a text file says; bytes that are no text become marks, with a warning."""
+    data = path.read_bytes() if path.exists() else b""
+    text = data.decode(errors="replace")
+    if text.encode() != data:
+        logger.warning("%s is not whole text in UTF-8; the report shows what can be read", path)
+    return text
