@@ -8,7 +8,6 @@ import asyncio
 import gc
 import importlib
 import os
-import signal
 import sys
 from typing import Any, NoReturn
 
@@ -21,7 +20,7 @@ from vla_rl.actors.blocks import use_for_blocks
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ChildSettings
 from vla_rl.actors.loop_lag import LoopLag
-from vla_rl.actors.parent_link import die_with_parent, name_process
+from vla_rl.actors.parent_link import die_with_parent, leave_terminal_to_parent, name_process
 from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.slots import SlotReader, SlotWriter
@@ -33,8 +32,7 @@ _LAST_WORDS_MS = 2000
 
 def main() -> None:
     """Become the actor that the parent asks for, and live as long as it does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    leave_terminal_to_parent()
     settings, pipe_fd = _read_settings()
     die_with_parent(settings.parent_pid, pipe_fd)
     if settings.sys_path is not None:

@@ -11,7 +11,6 @@ import importlib
 import os
 import random
 import select
-import signal
 import socket
 import sys
 
@@ -33,7 +32,12 @@ from vla_rl.actors.fork_protocol import (
     receive_request,
     send,
 )
-from vla_rl.actors.parent_link import die_with_parent_only, die_with_pipe, name_process
+from vla_rl.actors.parent_link import (
+    die_with_parent_only,
+    die_with_pipe,
+    leave_terminal_to_parent,
+    name_process,
+)
 from vla_rl.actors.placement import PrepareHook
 from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.threads import refuse_threads
@@ -43,8 +47,7 @@ _PROCESS_NAME = "vla_rl-forks"
 
 def main() -> None:
     """Serve the runtime at the other end of the socket; in a forked child, become the actor that it asks for."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runtime decides
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    leave_terminal_to_parent()
     die_with_parent_only(int(sys.argv[2]))
     name_process(_PROCESS_NAME)
     server = ForkServerLoop(socket.socket(fileno=int(sys.argv[1])))

@@ -8,12 +8,25 @@ import fcntl
 import os
 import signal
 import threading
+from typing import Final
 
 from vla_rl.actors.readiness import is_ready
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _F_SETSIG = 10  # F_SETSIG, for which Python has no name before 3.13
+
+
+FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGHUP})
+"""Signals that a terminal sends to every process of its group: Ctrl-C, and that it closes. The parent decides what they
+mean; it starts a child with them blocked."""
+
+
+def leave_terminal_to_parent() -> None:
+    """Ignore the signals of a terminal from now on."""
+    for number in FROM_TERMINAL:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FROM_TERMINAL)
 
 
 def die_with_parent(parent_pid: int, pipe_fd: int) -> None:

@@ -19,6 +19,7 @@ import msgspec
 import vla_rl
 from vla_rl.actors.environment import inherited_environment
 from vla_rl.actors.fork_protocol import ChildSettings
+from vla_rl.actors.parent_link import FROM_TERMINAL
 from vla_rl.actors.placement import ChildProcess
 
 OnExit = Callable[[str, tuple[str, ...]], None]
@@ -101,8 +102,8 @@ def subprocess_of(
     own_path = [] if placement.python else [str(Path(vla_rl.__file__).parent.parent)]
     inherited = inherited_environment()
     python_path = os.pathsep.join(filter(None, [*own_path, inherited.get("PYTHONPATH")]))
-    # Ctrl-C goes to the whole process group: a child must not die of it before it can say so.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # A terminal signals the whole process group: a child must not die of it before it can say so.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)
     try:
         return subprocess.Popen(
             [placement.python or sys.executable, "-P", "-m", *module_and_arguments],

@@ -1,6 +1,7 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop in order, the second ends it at once."""
+"""Ctrl-C, SIGTERM and a terminal that closes (SIGHUP) stop a run in order; a second Ctrl-C or SIGTERM ends it at once."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -10,14 +11,15 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignal:
-    """Listens while its block is open.
+    """Listens for signals while its block is open.
 
-    The second signal ends the process without clean-up. Its children die with it, and what they share with it has no name
-    that could be left behind.
+    A second SIGINT or SIGTERM ends the process without clean-up. Its children die with it, and what they share with it
+    has no name that could be left behind. A SIGHUP never does: closing a terminal sends it more than once, and often a
+    SIGTERM behind it. One that the process was told to ignore, as `nohup` does, stays ignored.
 
     Args:
         then: what stopping in order does, for the person who asked.
@@ -25,10 +27,16 @@ class StopSignal:
 
     def __init__(self, then: str = "saving a checkpoint") -> None:
         self._then, self._asked = then, asyncio.Event()
+        self._may_force = False
+        self._handled: list[signal.Signals] = []
+        self.received: signal.Signals | None = None
+        """The signal that asked first."""
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._handled = [number for number in _SIGNALS if number is not signal.SIGHUP or not is_ignored]
+        for number in self._handled:
             loop.add_signal_handler(number, self._received, number)
         return self
 
@@ -36,8 +44,15 @@ class StopSignal:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in self._handled:
             loop.remove_signal_handler(number)
+        if self.received is signal.SIGHUP:  # what is left to write is written, however often the terminal closes
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell expects of a process that a signal stopped: 128 and the signal's number; 0 without one."""
+        return 0 if self.received is None else 128 + self.received
 
     @property
     def is_asked(self) -> bool:
@@ -64,15 +79,20 @@ class StopSignal:
             doing.result()
 
     def _received(self, number: signal.Signals) -> None:
-        if self.is_asked:
-            print(f"{number.name} again: stopping at once", file=sys.stderr, flush=True)
+        if self._may_force and number is not signal.SIGHUP:
+            _say(f"{number.name} again: stopping at once")
             os._exit(128 + number)
-        print(
-            f"{number.name}: stopping in order and {self._then}; once more stops at once",
-            file=sys.stderr,
-            flush=True,
-        )
-        self.ask()
+        is_first, self._may_force = not self.is_asked, self._may_force or number is not signal.SIGHUP
+        if not is_first:
+            return
+        self.received = number
+        self.ask()  # before a word is printed: the terminal may be gone
+        _say(f"{number.name}: stopping in order and {self._then}; once more stops at once")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 async def carried_through(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
