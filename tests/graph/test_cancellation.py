@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vla_rl.graph import Executor, Pipeline, Resource, TaskGraph
+from vla_rl.graph import Executor, NodeOutput, Pipeline, Resource, TaskGraph
 
 
 class Probe:
@@ -186,3 +186,33 @@ async def test_a_node_cancelled_while_it_waits_for_its_second_resource_gives_bac
             await until(lambda: disk.num_waiting == 1)
             assert executor.resources["device"].in_use == 1
         assert executor.resources["device"].in_use == 0
+
+
+async def test_updates_that_the_loop_was_not_given_are_kept_as_far_as_they_came() -> None:
+    async def learn(update: int) -> NodeOutput:
+        return NodeOutput(values={"learnt": update}, metrics={"train/loss": 0.5 + update})
+
+    async def hang_in_the_second(update: int, learnt: int) -> None:
+        if update == 1:
+            reached.set()
+            await asyncio.Event().wait()
+
+    reached = asyncio.Event()
+    graph = (
+        Pipeline("p", inputs="update")
+        .add_node("learn", learn, reads="update", writes="learnt")
+        .add_node("show", hang_in_the_second, reads=("update", "learnt"))
+        .build()
+    )
+    run = Executor(graph, max_in_flight=2).run(3)
+    given = []
+    async with asyncio.timeout(5):
+        async with run as updates:
+            async for update in updates:
+                given.append(update.index)
+                await reached.wait()
+                break
+    assert given == [0]
+    (second,) = run.cut_short
+    assert (second.index, dict(second.metrics)) == (1, {"train/loss": 1.5})
+    assert {node: status.value for node, status in second.statuses.items()} == {"learn": "completed", "show": "skipped"}

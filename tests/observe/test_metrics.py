@@ -93,9 +93,11 @@ def test_a_sink_that_fails_to_close_does_not_keep_others_open(caplog) -> None:
 
 
 @pytest.mark.parametrize("key", ["loss", "/loss", "train/", "train//loss"])
-def test_a_key_without_a_namespace_is_refused(key) -> None:
+def test_a_key_without_a_namespace_is_refused_and_the_update_has_its_line(key) -> None:
+    kept = ListSink()
     with pytest.raises(ConfigError, match="metric key is"):
-        MetricLog([]).write(1, {key: 0.0})
+        MetricLog([kept]).write(1, {key: 0.0, "train/grad_norm": 1.0})
+    assert kept.lines == [(1, {"train/grad_norm": 1.0})]
 
 
 @pytest.mark.parametrize("key", ["Alice/update/loss", "agent-1/update/loss", "time/node/my node_s", "success_rate/a b"])

@@ -1,16 +1,21 @@
 """A recipe as a process: its command line, Ctrl-C, and what it leaves behind when it is killed."""
 
+import fcntl
+import functools
 import os
+import pty
 import signal
 import subprocess
+import termios
 import time
 from pathlib import Path
 
 import pytest
 from processes import named_memory_of, processes_of_session, those_left
-from toy_runs import run_recipe, start_recipe
+from toy_runs import COMMAND, SMALL, run_recipe, start_recipe
 
 from vla_rl.engines import latest_checkpoint
+from vla_rl.observe import read_metrics
 
 
 def until_line(process: "subprocess.Popen[str]", text: str) -> None:
@@ -35,7 +40,7 @@ def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) -> Non
     memory = named_memory_of(processes_of_session(process.pid))
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to every process of the group
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == 128 + signal.SIGINT, err
     assert "stopping in order" in err
     until_gone(process.pid)
     assert those_left(memory) == []
@@ -51,17 +56,47 @@ def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(200)
-def test_ctrl_c_before_the_first_update_leaves_a_run_that_can_be_resumed_too(tmp_path: Path) -> None:
+def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(tmp_path: Path) -> None:
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "starting 2 simulators")
-    os.killpg(process.pid, signal.SIGINT)
+    process.terminate()
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == 128 + signal.SIGTERM, err
     until_gone(process.pid)
     (run,) = tmp_path.iterdir()
     done = run_recipe(tmp_path, "--resume", str(run), "--run.updates", "1")
     assert done.returncode == 0, done.stderr
     assert "update 1/1" in done.stdout
+
+
+def test_a_terminal_that_closes_stops_the_run_in_order_with_a_checkpoint_and_a_report(tmp_path: Path) -> None:
+    """The kernel sends SIGHUP to every process of the terminal, and nothing can be printed any more."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *SMALL, "--run.root", str(tmp_path), "--run.updates", "500"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=functools.partial(own_terminal, theirs),
+    )
+    os.close(theirs)
+    shown = b""
+    while b"2/500" not in shown:
+        shown = shown[-10_000:] + os.read(ours, 4096)
+    os.close(ours)
+    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    until_gone(process.pid)
+    (run,) = tmp_path.iterdir()
+    checkpoint = latest_checkpoint(run / "checkpoints")
+    assert checkpoint is not None
+    reached = int(checkpoint.name.split("-")[1])
+    assert [line["update"] for line in read_metrics(run / "metrics.jsonl")] == list(range(1, reached + 1))
+    assert (run / "report.html").exists()
+
+
+def own_terminal(descriptor: int) -> None:
+    os.setsid()
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
@@ -71,7 +106,7 @@ def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> Non
     os.killpg(process.pid, signal.SIGINT)
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=30)
-    assert process.returncode in (0, 128 + signal.SIGINT)
+    assert process.returncode == 128 + signal.SIGINT
     until_gone(process.pid)
     assert those_left(memory) == []
 

@@ -101,7 +101,7 @@ class Run:
 
     A failure arrives as `NodeFailed` where the loop asks for the update that failed; earlier updates arrive before it,
     later ones are cancelled. Leaving the block early cancels what is in flight and waits for its end; if one of those
-    updates had already failed, that is raised too, so that no failure goes unseen.
+    updates had already failed, that is raised too, so that no failure goes unseen. `cut_short` then has those updates.
     """
 
     def __init__(
@@ -120,6 +120,8 @@ class Run:
         self._remembered: deque[UpdateRun] = deque()
         self._arrival: asyncio.Future[None] | None = None
         self._entered = self._closed = False
+        self.cut_short: tuple[Update, ...] = ()
+        """Updates that were begun and that the loop was not given, as far as they came; once the run has stopped."""
 
     @property
     def running(self) -> tuple[RunningNode, ...]:
@@ -226,6 +228,7 @@ class Run:
                 await asyncio.wait(tasks)
             except asyncio.CancelledError as error:  # the tasks have been told; they are still waited for
                 cancelled = error
+        self.cut_short += tuple(update.so_far() for update in self._in_flight)
         self._in_flight.clear()
         if cancelled is not None:
             raise cancelled

@@ -105,6 +105,21 @@ class UpdateRun:
             for interval in node.activity.intervals:
                 interval.forget_cause()
 
+    def so_far(self) -> Update:
+        """How far it came; the result if it came to its end."""
+        if self.result is not None:
+            return self.result
+        ended = self._clock()
+        return Update(
+            index=self.index,
+            values=Values({name: self.values[name] for name in self._plan.kept if name in self.values}),
+            metrics={key: total / count for key, (_, total, count) in self._metrics.items()},
+            spans={node.step.id: node.span() for node in self.nodes},
+            started=self._started,
+            ended=ended,
+            critical_path=critical_path(self.index, self._started, ended, self._last),
+        )
+
     def _node_ended(self, node: NodeRun) -> None:
         task, node.task = node.task, None
         assert task is not None
@@ -172,16 +187,7 @@ class UpdateRun:
             self.failure.add_note(f"also, node {node.step.id!r} raised while it was cancelled: {text}")
 
     def _finish(self) -> None:
-        ended = self._clock()
-        self.result = Update(
-            index=self.index,
-            values=Values({name: self.values[name] for name in self._plan.kept if name in self.values}),
-            metrics={key: total / count for key, (_, total, count) in self._metrics.items()},
-            spans={node.step.id: node.span() for node in self.nodes},
-            started=self._started,
-            ended=ended,
-            critical_path=critical_path(self.index, self._started, ended, self._last),
-        )
+        self.result = self.so_far()
         self.values.clear()
         if self.failure is not None:
             self.failure.report = self.result

@@ -84,16 +84,17 @@ class MetricLog:
     def write(self, update: int, values: Mapping[str, float]) -> None:
         """Keep the metrics of one update; anything that `float` takes is a value.
 
-        Raises: ConfigError for a key without a namespace.
+        Raises: ConfigError for a key without a namespace; the others are kept, so that the update has its line.
         """
+        known = {key: float(value) for key, value in values.items() if _KEY.fullmatch(key)}
+        measured = Measured(update, time.time(), known)
+        for outlet in self._outlets:
+            outlet.put(f"update {update}", measured)
         for key in values:
-            if not _KEY.fullmatch(key):
+            if key not in known:
                 raise ConfigError(
                     f"metric key is {key!r}, expected a path such as 'train/loss'; put a namespace before it."
                 )
-        measured = Measured(update, time.time(), {key: float(value) for key, value in values.items()})
-        for outlet in self._outlets:
-            outlet.put(f"update {update}", measured)
 
     def secured(self) -> bytes:
         """Bring the lines so far to the disk itself; gives those that found no place in the file, as lines.

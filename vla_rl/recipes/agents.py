@@ -37,13 +37,27 @@ async def recorded(agent: Agent, record_to: str | None, envs: Iterable[EnvSpec],
     """
     if record_to is None:
         return agent
-    from vla_rl.data import LeRobotWriter  # only where episodes are recorded
+    from vla_rl.data import LeRobotWriter  # only if episodes are recorded
     from vla_rl.recipes.recording import EpisodeRecorder
 
     def writer() -> LeRobotWriter:
-        return LeRobotWriter(Path(record_to), fps=said_by(envs, "render_fps"), robot_type=said_by(envs, "robot_type"))
+        return LeRobotWriter(Path(record_to), **_said_of_data(envs))
 
     return EpisodeRecorder(await asyncio.to_thread(writer), run).around(agent)
+
+
+def check_recording(record_to: str | None, envs: Iterable[EnvSpec]) -> None:
+    """Look whether episodes of `envs` can be recorded into a folder, and write nothing. Raises: as `recorded`."""
+    if record_to is not None:
+        from vla_rl.data.lerobot import check_can_add
+
+        check_can_add(Path(record_to), **_said_of_data(envs))
+
+
+def _said_of_data(envs: Iterable[EnvSpec]) -> dict[str, Any]:
+    """What a data set of these environments' episodes says of them."""
+    envs = tuple(envs)
+    return {"fps": said_by(envs, "render_fps"), "robot_type": said_by(envs, "robot_type")}
 
 
 def digest_of_run(what: Any) -> str:

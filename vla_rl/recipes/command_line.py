@@ -8,7 +8,6 @@ python -m vla_rl.recipes.srpo_libero --dry-run                       the resolve
 import argparse
 import asyncio
 import dataclasses
-import os
 import signal
 import sys
 import traceback
@@ -23,6 +22,7 @@ import uvloop
 from vla_rl.errors import CheckpointError, ConfigError, DataError, VlaRlError
 from vla_rl.observe.run_directory import RunDirectory
 from vla_rl.recipes.config_files import convert, read_config, read_table
+from vla_rl.recipes.lasting_output import lasting_output
 from vla_rl.recipes.pipelines import merged, settings_of
 from vla_rl.recipes.training_config import LearningConfig
 from vla_rl.types import Config
@@ -36,7 +36,8 @@ class Launch:
     """Start from this .toml or .json file (such as a run's own config.json); the command line overrides it."""
 
     dry_run: bool = False
-    """Print what would be done, with which resolved configuration; start nothing."""
+    """Print what would be done, with which resolved configuration, and look at every file that would be read: the policy
+    is loaded, and each environment is opened once. Nothing is trained and nothing is written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,11 @@ class TrainingLaunch(Launch):
     """Draw the graph into this .svg or .png file (mermaid text where graphviz is missing); start nothing."""
 
     resume: Path | None = None
-    """Go on with the run in this directory, from its newest whole checkpoint and its own configuration."""
+    """Go on with the run in this directory, from its newest whole checkpoint and its own configuration; from its beginning
+    if it ended before its first checkpoint."""
+
+    resume_from: str | None = None
+    """With --resume: the checkpoint to go on from, such as update-000012, instead of the newest. Newer ones are renamed."""
 
 
 LaunchT = TypeVar("LaunchT", bound=Launch)
@@ -84,7 +89,7 @@ def parse_command(
             f"--config {known.config} and --resume {known.resume} were both given, expected one of them: a run goes on with "
             "its own configuration; give what should change as options"
         )
-    path = RunDirectory(known.resume).config if known.resume is not None else known.config
+    path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
     default = _defaults(config_type, path, known.pipeline)
 
     # Built here because the types of its fields are only known here; the empty names make tyro leave out a prefix.
@@ -94,7 +99,12 @@ def parse_command(
     ]
     command_type = dataclasses.make_dataclass("RecipeCommand", fields, frozen=True)
     parsed: Any = tyro.cli(command_type, args=arguments, description=description)
-    return Command(parsed.launch, parsed.config)
+    launch = parsed.launch
+    if isinstance(launch, TrainingLaunch) and launch.resume_from is not None and launch.resume is None:
+        raise ConfigError(
+            f"--resume-from is {launch.resume_from!r}, expected --resume with the run's directory as well"
+        )
+    return Command(launch, parsed.config)
 
 
 def _spelt_out(argument: str) -> str:
@@ -122,16 +132,18 @@ def run_recipe(
     description: str,
 ) -> int:
     """Run a recipe from the command line on uvloop; an error that we name ends it in one message, without a traceback."""
+    with lasting_output():
+        return _run_recipe(launch_type, config_type, main, description)
+
+
+def _run_recipe(
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
+    description: str,
+) -> int:
     try:
-        try:
-            try:
-                command = parse_command(launch_type, config_type, description)
-            except SystemExit:
-                sys.stdout.flush()  # the last of `--help`, while its reader may still be missed here
-                raise
-        except BrokenPipeError:  # whoever reads `--help` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+        command = parse_command(launch_type, config_type, description)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(main(command))
     except KeyboardInterrupt:

@@ -16,22 +16,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import msgspec
 import numpy as np
 import torch
 
 from vla_rl.actors import Runtime
 from vla_rl.algorithms import has_equal_rewards, within_accuracy
-from vla_rl.engines import (
-    Checkpoint,
-    Critic,
-    DeviceLane,
-    Reference,
-    TeamState,
-    TorchEngine,
-    TrainingState,
-    save_checkpoint,
-)
+from vla_rl.engines import Checkpoint, Critic, DeviceLane, Reference, TorchEngine
+from vla_rl.engines.learner import UpdateReport
 from vla_rl.engines.rows import Advantage
 from vla_rl.engines.team import CriticTeam, ReferenceTeam
 from vla_rl.errors import ConfigError
@@ -40,6 +31,7 @@ from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.recipes.nodes.advantages import members_of
 from vla_rl.recipes.nodes.selection import is_cut_short, learnt_from
 from vla_rl.recipes.pools import RunPool, kinds_of, pool_of
+from vla_rl.recipes.saving import CheckpointSaver, RunSnapshot
 from vla_rl.recipes.stopping import carried_through
 from vla_rl.recipes.team import Member, RunEngines, RunModel, Team, engines_of, learners_of, members_of_run
 from vla_rl.recipes.training_config import FilterConfig, LearningConfig, MixedTrainingConfig, RunConfig
@@ -57,14 +49,6 @@ class Stateful(Protocol):
     def restore(self, state: Any) -> None:
         """Go on from what `state` gave."""
         ...
-
-
-class RunSnapshot(msgspec.Struct, frozen=True):
-    """Everything that a run goes on from, taken at one instant."""
-
-    learner: TrainingState | TeamState
-    others: dict[str, Any]
-    """The scheduler's state, and that of whatever else is remembered, by name."""
 
 
 class TrainingParts:
@@ -110,11 +94,13 @@ class TrainingParts:
             keep=kept_groups(config.filter),
             num_updates=config.run.updates,
         )
-        self.saved_version = first_update
+        self.saver = CheckpointSaver(config.run.checkpoint_every, config.run.keep_checkpoints, first_update)
+        self.last_report: UpdateReport | None = None
+        """What the newest update did."""
+        self._is_learning = False
         self._critic: Critic | CriticTeam | None = None
         self._reference: Reference | ReferenceTeam | None = None
         self._remembered: dict[str, tuple[Stateful, Any]] = {}
-        self._run: RunDirectory | None = None
         self._videos: VideoRecorder | None = None
 
     @property
@@ -172,9 +158,9 @@ class TrainingParts:
         advantages: Sequence[Advantage] | np.ndarray,
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]] | None = None,
     ) -> NodeOutput:
-        """One update, booked; gives what to save where a checkpoint is due.
+        """Make one update and book it; gives what to save if a checkpoint is due.
 
-        The policy stands still while its critic is warmed up, and where no episode is left to learn from. Once begun it
+        The policy stands still while its critic is warmed up, and if no episode is left to learn from. Once begun it
         is carried to its end, so that weights and books never disagree about the version.
         """
         trajectories = members_of(groups)
@@ -187,31 +173,33 @@ class TrainingParts:
             update = self.learner.stand_still()
         else:
             update = self.learner.update([trajectories[row] for row in kept], advantages, references)
+        self._is_learning = True  # and stays so if it raises: the weights may be those of half an update
         report, is_cancelled = await carried_through(update)
         self.scheduler.trained(groups, report.weight_version)
+        self._is_learning, self.last_report = False, report
         if is_cancelled:
             raise asyncio.CancelledError
-        is_due = report.weight_version % self.config.run.checkpoint_every == 0
-        snapshot = await self.snapshot() if is_due else None
+        snapshot = await self.snapshot() if self.saver.is_due(report.weight_version) else None
         return NodeOutput(values={"snapshot": snapshot}, metrics=report.metrics)
 
+    @property
+    def is_between_updates(self) -> bool:
+        """Whether weights, optimizer and books are those of one whole update; never again after one that failed."""
+        return not self._is_learning and self.learner.weight_version == self.scheduler.version
+
     async def save(self, snapshot: RunSnapshot | None) -> None:
-        """Write a checkpoint, if there is something to write."""
-        if snapshot is None:
-            return
-        assert self._run is not None
-        keep_last = self.config.run.keep_checkpoints
-        await save_checkpoint(self._run.checkpoints, snapshot.learner, snapshot.others, keep_last=keep_last)
-        self.saved_version = snapshot.learner.weight_version
+        """Prepare a checkpoint, if there is something to write. It appears once the update has its line of metrics."""
+        if snapshot is not None:
+            await self.saver.prepare(snapshot)
 
     async def show(self, update: int, groups: Sequence[Group]) -> None:
         """Hand episodes to the video recorder, which picks and never waits."""
         assert self._videos is not None
         self._videos.offer(update, members_of(groups))
 
-    def write_to(self, run: RunDirectory) -> VideoRecorder:
-        """Leave checkpoints and videos in `run`; the recorder is the caller's to close."""
-        self._run, self._videos = run, VideoRecorder(run.videos, self.config.run.videos_every)
+    def write_videos_to(self, run: RunDirectory) -> VideoRecorder:
+        """Leave videos in `run`; the caller closes the recorder."""
+        self._videos = VideoRecorder(run.videos, self.config.run.videos_every)
         return self._videos
 
     def _copy_of(self, member: Member) -> Reference:

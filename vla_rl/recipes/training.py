@@ -7,27 +7,32 @@ To train on something else, hand in other starts, another model, agent or pipeli
 """
 
 import asyncio
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from vla_rl.actors import Watchdog
-from vla_rl.engines import Checkpoint, latest_checkpoint, load_checkpoint
-from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, Update
-from vla_rl.observe import LiveView, MetricLog, RunDirectory, Snapshot, print_summary
+from vla_rl.engines import Checkpoint, load_checkpoint
+from vla_rl.engines.checkpoint_folders import newest_name
+from vla_rl.errors import ConfigError
+from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
+from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
 from vla_rl.observe.sinks import import_wandb
 from vla_rl.recipes.agents import agent_of, digest_of_run, recorded
 from vla_rl.recipes.chaos import chaos
 from vla_rl.recipes.evaluation.held_out import Judge
+from vla_rl.recipes.lasting_output import lasting_output
 from vla_rl.recipes.parts import TrainingParts
 from vla_rl.recipes.pipelines import make_pipeline
 from vla_rl.recipes.pools import simulator_pids, what_plays
-from vla_rl.recipes.stopping import StopSignal
+from vla_rl.recipes.resuming import checkpoint_to_resume, leave_later
+from vla_rl.recipes.run_record import RunRecord
+from vla_rl.recipes.stopping import StopSignal, carried_through
 from vla_rl.recipes.team import RunModel, Team
 from vla_rl.recipes.training_config import LearningConfig, RunConfig
 from vla_rl.rollout import TaskStart, embodied_agent
@@ -39,12 +44,15 @@ Customise: TypeAlias = Callable[[Pipeline], Pipeline]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training run came to."""
+    """The end of a training run."""
 
     run: RunDirectory
     progress: Snapshot
     was_stopped: bool
-    """True where the run was asked to stop before its last update."""
+    """True if the run was asked to stop before its last update."""
+
+    stopped_by: signal.Signals | None = None
+    """The signal that asked it."""
 
 
 async def train(
@@ -55,10 +63,11 @@ async def train(
     agent: Agent | None = None,
     customise: Customise = lambda pipeline: pipeline,
     resume: RunDirectory | None = None,
+    resume_from: str | None = None,
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
 ) -> Outcome:
-    """Train `model` in place from `starts` until `config.run.updates` updates are made, or Ctrl-C.
+    """Train `model` in place from `starts` until `config.run.updates` updates are made, or a signal stops it in order.
 
     Args:
         config: the pipeline and its settings, sizes, seeds and what the run leaves behind.
@@ -66,32 +75,35 @@ async def train(
         model: the policy, or a `Team` of them.
         agent: plays one episode; without one, that of `agent_of`. Recorded where `config.run.record_to` is set.
         customise: changes the pipeline before it is built.
-        resume: the directory of an earlier run, to go on from its newest checkpoint.
+        resume: the directory of an earlier run, to go on from its newest whole checkpoint, or from the beginning if it
+            ended before its first.
+        resume_from: name of the checkpoint to go on from instead, such as `update-000012`; newer ones are set aside.
         about: what results depend on besides the configuration, such as which assets were found; for `about.json`.
         judge: evaluates the policy before the first update and after the last.
 
-    Raises: ConfigError, GraphError before anything starts; CheckpointError where there is nothing whole to resume from;
-        what an environment, agent or node raised, after everything was closed in order.
+    Raises: ConfigError, GraphError before anything starts; CheckpointError if every checkpoint is damaged, or the last
+        one cannot be written; RunDirectoryGone if the directory was removed meanwhile; what an environment, agent or
+        node raised. Everything is closed in order before, and what was learnt is saved, unless the learner itself failed.
     """
     if config.run.wandb_project is not None:
         await asyncio.to_thread(import_wandb, config.run.wandb_project)
     played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
     envs = [start.env for start in starts]
     agent = await recorded(agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by))
+    make = partial(TrainingRun, config, starts, model, agent=agent, customise=customise, judge=judge)
     if resume is None:
-        training = TrainingRun(config, starts, model, agent=agent, customise=customise, judge=judge)
-        run = RunDirectory.create(Path(config.run.root), config.run.name, config)
-        (run.path / "about.json").write_bytes(msgspec.json.format(msgspec.json.encode(about or {})) + b"\n")
+        training = make()
+        run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
         return await training.execute(run)
+    found = await checkpoint_to_resume(resume, resume_from, load_checkpoint)
+    checkpoint = None if found is None else found[1]
+    first_update = 0 if checkpoint is None else checkpoint.state.weight_version
     if judge is not None:
         judge.check(resume)
-    checkpoint = await _newest(resume)
-    first_update = checkpoint.state.weight_version
-    training = TrainingRun(
-        config, starts, model, agent=agent, customise=customise, judge=judge, first_update=first_update
-    )
+    training = make(first_update=first_update)
     resume.go_on_with(config)
-    return await training.execute(resume, checkpoint)
+    await leave_later(resume, None if found is None else found[0], first_update, judge)
+    return await training.execute(resume, checkpoint, is_resumed=True)
 
 
 class TrainingRun:
@@ -125,30 +137,71 @@ class TrainingRun:
         """Simulator processes that are up now."""
         return simulator_pids(self._parts.pool)
 
-    async def execute(self, run: RunDirectory, checkpoint: Checkpoint | None = None) -> Outcome:
-        """Make the updates, leave everything in `run`; from `checkpoint` where there is one. Once only."""
+    async def execute(
+        self, run: RunDirectory, checkpoint: Checkpoint | None = None, *, is_resumed: bool = False
+    ) -> Outcome:
+        """Make the updates and leave everything in `run`, an earlier run's if `is_resumed`; from `checkpoint` if given.
+
+        To be called once.
+        """
         parts = self._parts
-        videos = parts.write_to(run)
-        self.graph.draw(run.path / "graph.txt")
-        with Watchdog(stall_after_s=self._config.run.stall_warning_s), StopSignal() as stop:
+        with lasting_output(), Watchdog(stall_after_s=self._config.run.stall_warning_s), StopSignal() as stop:
             print(f"run {run.path}: starting {parts.pool.num_envs} {what_plays(self._config)}", flush=True)
             async with parts.runtime, parts.lane:
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
-                before = parts.scheduler.state().ledger
+                before, first = parts.scheduler.state().ledger, parts.scheduler.version
+                videos = parts.write_videos_to(run)
+                make = partial(RunRecord, run, self._config, self.graph, first)  # imports much, and may go on-line
+                record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
+                parts.saver.save_to(run.checkpoints, record.unwritten)
                 try:
-                    await stop.unless_asked(self._make_updates(run))
+                    with record:
+                        await self._carry_out(run, record, stop)
                 finally:
                     await asyncio.to_thread(videos.close)
-                # stopped early, episodes were played since the last checkpoint, or there is none yet
-                if stop.is_asked or parts.saved_version != parts.scheduler.version:
-                    await parts.save(await parts.snapshot())
-        progress, ledger = parts.progress.snapshot(), parts.scheduler.state().ledger
-        dropped = {cause: number - before.dropped.get(cause, 0) for cause, number in ledger.dropped.items()}
-        print_summary(progress, ledger.filtered - before.filtered, dropped)
-        return Outcome(run, progress, was_stopped=stop.is_asked)
+                    await parts.saver.discard()
+            progress, ledger = parts.progress.snapshot(), parts.scheduler.state().ledger
+            dropped = {cause: number - before.dropped.get(cause, 0) for cause, number in ledger.dropped.items()}
+            print_summary(progress, ledger.filtered - before.filtered, dropped)
+            return Outcome(run, progress, was_stopped=stop.is_asked, stopped_by=stop.received)
 
-    async def _make_updates(self, run: RunDirectory) -> None:
+    async def _carry_out(self, run: RunDirectory, record: RunRecord, stop: StopSignal) -> None:
+        """Make the updates, and save what is not saved yet, whatever ends them."""
+        parts = self._parts
+        try:
+            await stop.unless_asked(self._make_updates(run, record))
+        except BaseException as error:
+            await self._save_before_raising(error, run)
+            raise
+        is_early = stop.is_asked and parts.scheduler.version < self._config.run.updates
+        # stopped early, episodes were played since the last checkpoint, or there is none yet
+        if is_early or parts.saver.saved_version != parts.scheduler.version:
+            gone = await record.find_directory()
+            await parts.saver.save(await parts.snapshot())
+            if gone is not None:
+                raise gone
+
+    async def _save_before_raising(self, error: BaseException, run: RunDirectory) -> None:
+        """Save what was learnt before `error` ended the run. A note of the error says where, or why not."""
+        parts = self._parts
+        is_of_learner = isinstance(error, NodeFailed) and self.graph.nodes[error.node].node_type is NodeType.MODEL_TRAIN
+        if is_of_learner or not parts.is_between_updates:
+            newest = await asyncio.to_thread(newest_name, run.checkpoints)
+            error.add_note(f"the learner itself failed, so nothing was saved; the newest checkpoint is: {newest}")
+            return
+        if parts.saver.saved_version == parts.scheduler.version:
+            return
+        try:
+            folder = await parts.saver.save(await parts.snapshot())
+        except Exception as failure:  # what ended the run is what has to be raised
+            error.add_note(f"what was learnt since update {parts.saver.saved_version} could not be saved: {failure}")
+        else:
+            error.add_note(
+                f"what was learnt until then was saved first, in {folder}; --resume {run.path} goes on from it"
+            )
+
+    async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
         parts, last = self._parts, self._config.run.updates
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
@@ -156,31 +209,47 @@ class TrainingRun:
             if self._judge is not None and parts.scheduler.version == 0:
                 await self._judge(run, parts.pool, parts.engine)
             if parts.scheduler.version < last:
-                await self._train(run)
+                await self._train(record)
             if self._judge is not None and parts.scheduler.version == last:
+                if parts.saver.saved_version != last:  # results are of weights that exist
+                    await parts.saver.prepare(await parts.snapshot())
+                    await parts.saver.commit(last)
                 await self._judge(run, parts.pool, parts.engine)
 
-    async def _train(self, run: RunDirectory) -> None:
+    async def _train(self, record: RunRecord) -> None:
         parts = self._parts
         first = parts.scheduler.version
         executor = Executor(self.graph, max_in_flight=self._config.scheduler.max_staleness + 1)
-        with ExitStack() as files:
-            log = files.enter_context(MetricLog.open(run, self._config.run.wandb_project))
-            trace = files.enter_context(TraceWriter(run.trace(first), self.graph))
-            view = files.enter_context(LiveView(parts.progress))
+        updates = executor.run(self._config.run.updates - first, first=first)
+        with LiveView(parts.progress) as view:
             parts.progress.updates_begin()
-            async with parts.scheduler, executor.run(self._config.run.updates - first, first=first) as updates:
-                async for update in updates:
-                    node_seconds = {node: span.busy_s for node, span in update.spans.items()}
-                    parts.progress.update_done(node_seconds, str(update.critical_path))
-                    view.after_update()
-                    await asyncio.to_thread(trace.write, update)
-                    await asyncio.to_thread(log.write, update.index + 1, await self._metrics(update))
+            try:
+                async with parts.scheduler, updates:
+                    async for update in updates:
+                        # once begun to its end: an update that was learnt has its line, also on Ctrl-C
+                        _, is_cancelled = await carried_through(self._note(update, record, view))
+                        if is_cancelled:
+                            raise asyncio.CancelledError
+            finally:
+                for update in updates.cut_short:
+                    if update.index < parts.scheduler.version:
+                        await carried_through(self._note(update, record, view))
+
+    async def _note(self, update: Update, record: RunRecord, view: LiveView) -> None:
+        """Show an update that was learnt, write it down, and let its checkpoint appear."""
+        parts = self._parts
+        node_seconds = {node: span.busy_s for node, span in update.spans.items()}
+        parts.progress.update_done(node_seconds, str(update.critical_path))
+        view.after_update()
+        await record.note(update, await self._metrics(update))
+        await parts.saver.commit(update.index + 1)
 
     async def _metrics(self, update: Update) -> dict[str, float]:
-        parts = self._parts
+        parts, report = self._parts, self._parts.last_report
         lag = await parts.runtime.loop_lag()
+        is_latest = report is not None and report.weight_version == update.index + 1
         return {
+            **(report.metrics if report is not None and is_latest else {}),  # of an update that was cut short
             **update.metrics,
             **parts.scheduler.metrics(),
             **parts.pool.metrics(),
@@ -191,10 +260,3 @@ class TrainingRun:
             "time/loop_lag_p99_s": lag.p99_s,
             "time/loop_lag_max_s": lag.max_s,
         }
-
-
-async def _newest(run: RunDirectory) -> Checkpoint:
-    folder = latest_checkpoint(run.checkpoints)
-    if folder is None:
-        raise CheckpointError(f"{run.checkpoints} holds no whole checkpoint, so there is nothing to resume from")
-    return await load_checkpoint(folder)

@@ -1,21 +1,24 @@
 """V-JEPA 2 checkpoints as transformers writes them: checked first, then only the video encoder is kept."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
 
 # isort: split
 import torch
+from huggingface_hub import constants, try_to_load_from_cache
 from torch import nn
 from transformers import PreTrainedConfig, VJEPA2Config, VJEPA2Model
 
 from vla_rl.algorithms import VJepa2Config
 from vla_rl.errors import ConfigError
 
+WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
+
 
 def check_folder(folder: str) -> None:
-    """Refuse a local folder that is no V-JEPA 2 checkpoint, before anything is loaded. A name on the hub passes.
+    """Refuse what is no V-JEPA 2 checkpoint, before its weights are loaded; of a name on the hub the config is read.
 
     Raises: ConfigError saying what was found instead.
     """
@@ -25,8 +28,8 @@ def check_folder(folder: str) -> None:
             f"VJepa2Config.folder is {folder!r}, and there is no such folder; expected one with config.json and "
             "model.safetensors, or a name on the hub such as 'facebook/vjepa2-vitg-fpc64-384'."
         )
-    if Path(folder).is_dir():
-        _read_config(folder)
+    _read_config(folder)
+    _require_weights(folder)
 
 
 def load_encoder(config: VJepa2Config) -> nn.Module:
@@ -61,6 +64,21 @@ def load_encoder(config: VJepa2Config) -> nn.Module:
         )
     encoder: nn.Module = model.encoder
     return encoder.eval().requires_grad_(False)
+
+
+def _require_weights(folder: str) -> None:
+    """Raise ConfigError unless the weights are in a local folder, or the hub's are on this machine or can be had."""
+    if Path(folder).is_dir():
+        found = any((Path(folder) / name).is_file() for name in WEIGHT_FILES)
+    else:
+        found = any(isinstance(try_to_load_from_cache(folder, name), str) for name in WEIGHT_FILES)
+        if not found and not constants.HF_HUB_OFFLINE:
+            return  # downloaded when the first trajectory is embedded
+    if not found:
+        raise ConfigError(
+            f"V-JEPA 2 in {folder!r} has none of {', '.join(WEIGHT_FILES)}; expected the weights beside config.json, in "
+            "safetensors."
+        )
 
 
 def _read_config(folder: str) -> VJEPA2Config:

@@ -1,0 +1,51 @@
+"""What a dry run looks at: every file and folder that the run would read, with the errors that the run would raise.
+
+Environments are opened once each in a simulator process that ends again; nothing is trained, and nothing is written.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from vla_rl.engines import verify_checkpoint
+from vla_rl.observe import RunDirectory
+from vla_rl.observe.run_directory import require_writable
+from vla_rl.observe.sinks import import_wandb
+from vla_rl.recipes.agents import check_recording
+from vla_rl.recipes.evaluation.held_out import Judge
+from vla_rl.recipes.opening import distinct, open_each
+from vla_rl.recipes.resuming import checkpoint_to_resume
+from vla_rl.recipes.team import RunModel, Team
+from vla_rl.recipes.training import TrainingRun
+from vla_rl.recipes.training_config import LearningConfig, TrainingConfig
+from vla_rl.rollout import TaskStart
+from vla_rl.simulation import SimulatorConfig
+
+
+async def rehearse_training(
+    config: LearningConfig,
+    starts: Sequence[TaskStart],
+    model: RunModel | Team,
+    *,
+    judge: Judge | None = None,
+    resume: Path | None = None,
+    resume_from: str | None = None,
+) -> None:
+    """Look at everything that `train` would read. Raises: what `train` would raise before its first update."""
+    envs = distinct(start.env for start in starts)
+    if config.run.wandb_project is not None:
+        await asyncio.to_thread(import_wandb, config.run.wandb_project)
+    await asyncio.to_thread(check_recording, config.run.record_to, envs)
+    first_update = 0
+    if resume is None:
+        require_writable(Path(config.run.root))
+    else:
+        run = RunDirectory.existing(resume)
+        require_writable(resume)
+        found = await checkpoint_to_resume(run, resume_from, verify_checkpoint)
+        first_update = 0 if found is None else found[1]
+        if judge is not None:
+            judge.check(run)
+    TrainingRun(config, starts, model, judge=judge, first_update=first_update)
+    simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()
+    await open_each(envs, simulators)
