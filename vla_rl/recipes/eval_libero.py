@@ -36,9 +36,12 @@ from vla_rl.engines.threads import run_to_its_end
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
+from vla_rl.observe.outlet import FailureStreak
+from vla_rl.observe.run_directory import require_writable
 from vla_rl.observe.versions import versions
 from vla_rl.observe.videos import write_video
-from vla_rl.recipes.agents import digest_of_run, recorded
+from vla_rl.observe.whole_file import write_whole
+from vla_rl.recipes.agents import check_recording, digest_of_run, recorded
 from vla_rl.recipes.checkpoints import (
     BASE_POLICY,
     CheckpointConfig,
@@ -50,11 +53,12 @@ from vla_rl.recipes.checkpoints import (
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.config_files import read_config
 from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, play_each, result_of, result_table, within_range
-from vla_rl.recipes.evaluation.conditions import note_conditions
+from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.recipes.evaluation.libero import Suite, key_of, require_for_libero
 from vla_rl.recipes.evaluation.pictures import picture_size_for, quality_for
 from vla_rl.recipes.evaluation.plan import planned_episodes, print_plan
 from vla_rl.recipes.evaluation.results import by_task, summary_of
+from vla_rl.recipes.opening import distinct, open_each
 from vla_rl.recipes.stopping import StopSignal
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
@@ -173,11 +177,13 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
         console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
         num_done = sum(key_of(episode) in _results_in(folder) for episode in episodes)
         print_plan(config, episodes, num_done, config.num_envs, weight_bytes(config.checkpoint), console)
+        await _rehearse(config, episodes, folder)
+        console.print("everything that the evaluation would read was found")
         return 0
     conditions = conditions_of(config)
     model = None if folder else await asyncio.to_thread(_load, config)
     run = RunDirectory.resume(folder) if folder else RunDirectory.create(Path(config.root), config.name, config)
-    note_conditions(run.path / "conditions.json", conditions)
+    _note_conditions(run, conditions)
     console.print(f"evaluation {run.path}: {len(episodes)} episodes; assets: {conditions['assets']}")
     with ResultFile(run.path / "episodes.jsonl") as file, StopSignal("losing the episodes being played") as stop:
         missing = [episode for episode in episodes if key_of(episode) not in file.results]
@@ -185,16 +191,17 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
             player = await asyncio.to_thread(_load, config) if model is None else model
             console.print(described(player))
             await stop.unless_asked(_play(player, config, conditions, missing, file, run, len(episodes)))
-        results = list(file.results.values())
+        results, num_waiting = list(file.results.values()), file.num_waiting
         num_missing = sum(key_of(episode) not in file.results for episode in episodes)
+    is_written = num_waiting == 0
     if results:
         path, sizes = run.path / "results.json", {"num_planned": len(episodes), "num_missing": num_missing}
-        await asyncio.to_thread(write_results, path, conditions, results, **sizes)
         console.print(result_table(results, title_of(config.checkpoint, conditions, **sizes)))
+        is_written &= await asyncio.to_thread(_write_results_or_say, path, conditions, results, sizes)
     console.print(f"everything of this evaluation is in {run.path}")
-    if stop.is_asked:
+    if stop.is_asked or not is_written:
         console.print(f"go on with --resume {run.path}")
-    return 0
+    return stop.exit_status or int(not is_written)
 
 
 def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
@@ -210,6 +217,40 @@ def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
         "image_size": config.picture_size,
         "quality": config.pictures,
     }
+
+
+async def _rehearse(config: EvalLiberoConfig, episodes: list[EpisodeSpec], folder: Path | None) -> None:
+    """Look at everything that the evaluation would read. Raises: what the evaluation would raise."""
+    conditions = conditions_of(config)
+    if folder is None:
+        require_writable(Path(config.root))
+    else:
+        refuse_other_conditions(folder / "conditions.json", conditions)
+    envs = distinct(episode.env for episode in episodes)
+    await asyncio.to_thread(check_recording, config.record_to, envs)
+    await asyncio.to_thread(_load, config)
+    await open_each(envs, SimulatorConfig(rss_limit_mb=4000))
+
+
+def _note_conditions(run: RunDirectory, conditions: dict[str, Any]) -> None:
+    try:
+        note_conditions(run.path / "conditions.json", conditions)
+    except OSError as error:
+        raise ConfigError(
+            f"the evaluation {run.path} cannot be written: {error}; make room, or choose --root"
+        ) from error
+
+
+def _write_results_or_say(
+    path: Path, conditions: dict[str, Any], results: list[EpisodeResult], sizes: dict[str, int]
+) -> bool:
+    """Write `results.json`; False, with a line, if it cannot be written. A resume plays nothing twice and writes it."""
+    try:
+        write_results(path, conditions, results, **sizes)
+    except OSError as error:
+        logger.warning("%s could not be written: %s", path, error)
+        return False
+    return True
 
 
 def title_of(checkpoint: str, conditions: dict[str, Any], *, num_planned: int, num_missing: int) -> str:
@@ -240,9 +281,7 @@ def write_results(
         "tasks": {task: summary_of(of_task) for task, of_task in tasks.items()},
         "episodes": [result for of_task in tasks.values() for result in of_task],
     }
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
-    os.replace(part, path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
 class ResultKeeper:
@@ -251,18 +290,24 @@ class ResultKeeper:
     def __init__(self, config: EvalLiberoConfig, file: ResultFile, videos: Path) -> None:
         self._config, self._file, self._videos = config, file, videos
         self._turn = asyncio.Lock()
-        self.num_failed_videos = 0
+        self._failures = FailureStreak(f"writing videos to {videos}", "that episode has none")
+
+    @property
+    def num_failed_videos(self) -> int:
+        """Videos that could not be written."""
+        return self._failures.num_failed
 
     async def keep(self, trajectory: Trajectory) -> None:
-        """A video that cannot be made is logged and counted; the result is on disk before it is tried."""
+        """Keep a result; a video that cannot be made is reported and counted. The result is on disk before it is tried."""
         result = result_of(trajectory)
         async with self._turn:
             await run_to_its_end(self._file.add, result)
             try:
                 await run_to_its_end(_film, self._config, trajectory, result, self._videos)
             except (OSError, ValueError) as error:
-                self.num_failed_videos += 1
-                logger.warning("no video of %s: %s; %d failed so far", result.key, error, self.num_failed_videos)
+                self._failures.failed(str(result.key), error)
+            else:
+                self._failures.worked()
 
 
 def _load(config: EvalLiberoConfig) -> "VlaPolicy":

@@ -49,6 +49,11 @@ class Samples:
         """The samples of these numbers; blocks while frames are read. Raises: DataError naming a frame that is damaged."""
         return [self._demonstration(index) for index in indices]
 
+    def read_one_of_each_episode(self) -> None:
+        """Read the first sample of every episode, with its pictures. Raises: DataError naming what cannot be read."""
+        for episode in self._episodes:
+            episode.observation(0, self._cameras)
+
     def _demonstration(self, index: int) -> Demonstration:
         number = int(np.searchsorted(self._ends, index, side="right"))
         episode = self._episodes[number]

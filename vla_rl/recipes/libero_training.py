@@ -225,7 +225,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     about: dict[str, str] = {"tasks": " ".join(config.tasks), "physics": config.physics, "quality": config.pictures}
-    if not (command.launch.dry_run or command.launch.draw):
+    if not command.launch.draw:
         assets = _assets_of(config)
         print(f"LIBERO's assets are those in {assets.path} ({assets.source})", flush=True)
         if is_base_policy(config.policy) and assets.source != STAND_INS:

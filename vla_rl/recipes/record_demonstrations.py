@@ -8,11 +8,12 @@ Nothing is pickled: `numpy.load(path)` reads it.
 Several tasks are recorded side by side with `--workers`, each worker in a process of its own.
 """
 
+import asyncio
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from rich.progress import Progress
@@ -23,9 +24,11 @@ from vla_rl.envs.libero.demonstrations import record_demonstration
 from vla_rl.envs.libero.tasks import NUM_STARTS
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.recipes.command_line import Command, Launch, parse_command
-from vla_rl.recipes.evaluation.conditions import note_conditions
-from vla_rl.recipes.evaluation.libero import check_starts
-from vla_rl.types import Config, derive_seed
+from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
+from vla_rl.recipes.evaluation.libero import check_starts, libero_env
+from vla_rl.recipes.opening import open_each
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import Config, EnvSpec, derive_seed
 
 PLAYED_SUITES = ("libero_object", "libero_spatial", "libero_goal", "libero_10")
 
@@ -100,24 +103,43 @@ def folder_of(config: RecordConfig, task_id: int) -> Path:
     return Path(config.out) / config.suite / str(task_id)
 
 
-def note_settings(config: RecordConfig, assets: Assets) -> None:
-    """Write beside each task's folder how its demonstrations are recorded.
+def settings_file_of(config: RecordConfig, task_id: int) -> Path:
+    """The file that says how a task's demonstrations were recorded."""
+    folder = folder_of(config, task_id)
+    return folder.with_name(f"{folder.name}.settings.json")
 
-    Raises: ConfigError where a folder holds some that were recorded otherwise, or nobody knows how.
+
+def check_settings(config: RecordConfig, assets: Assets) -> dict[str, Any]:
+    """How demonstrations are recorded, once every task's folder was found fit for more of them. Writes nothing.
+
+    Raises: ConfigError if a folder holds some that were recorded otherwise, or in an unknown way.
     """
     names = set(RecordConfig.__struct_fields__) - {"out", "suite", "task_ids", "num", "workers", "assets"}
     settings = {name: getattr(config, name) for name in sorted(names)} | {"assets": str(assets.path)}
     if len(config.scene_seeds) > 1:  # which share of them each seed has
         settings["num"] = config.num
     for task_id in config.task_ids:
-        folder = folder_of(config, task_id)
-        record = folder.with_name(f"{folder.name}.settings.json")
+        folder, record = folder_of(config, task_id), settings_file_of(config, task_id)
         if not record.exists() and any(folder.glob("*.npz")):
             raise ConfigError(
                 f"{folder} holds demonstrations, but {record} is not there to say how; choose another folder"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        note_conditions(record, settings)
+        refuse_other_conditions(record, settings)
+    return settings
+
+
+def note_settings(config: RecordConfig, assets: Assets) -> None:
+    """Write beside each task's folder how its demonstrations are recorded. Raises: ConfigError, as `check_settings`."""
+    settings = check_settings(config, assets)
+    for task_id in config.task_ids:
+        folder, record = folder_of(config, task_id), settings_file_of(config, task_id)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            note_conditions(record, settings)
+        except OSError as error:
+            raise ConfigError(
+                f"{record} cannot be written: {error}; choose another folder (--out), or make room"
+            ) from error
 
 
 def record_task(config: RecordConfig, task_id: int) -> int:
@@ -147,6 +169,19 @@ def record_task(config: RecordConfig, task_id: int) -> int:
     return num_played
 
 
+def _env_of(config: RecordConfig, task_id: int) -> EnvSpec:
+    return libero_env(
+        config.suite,
+        task_id,
+        assets=config.assets,
+        image_size=config.image_size,
+        step_limit=None,
+        physics=config.physics,
+        quality=config.quality,
+        scene_seed=config.scene_seeds[0],
+    )
+
+
 def _record_one(config: RecordConfig, env: LiberoEnv, num_played: int, num_recorded: int) -> bool:
     """Play one episode and save it if it succeeded; says whether it did."""
     if num_played > 2 * config.num + 10:
@@ -163,9 +198,13 @@ def main(command: Command[Launch, RecordConfig]) -> int:
     """Record every task of the configuration, saying how it goes."""
     config = command.config
     print(f"{config.num} demonstrations of each of {config.suite}'s tasks {list(config.task_ids)}, into {config.out}")
+    assets = find_assets(config.assets)
     if command.launch.dry_run:
+        check_settings(config, assets)
+        asyncio.run(open_each([_env_of(config, task_id) for task_id in config.task_ids], SimulatorConfig()))
+        print("everything that would be read was found")
         return 0
-    note_settings(config, find_assets(config.assets))
+    note_settings(config, assets)
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(config.workers, mp_context=spawned) as processes, Progress() as progress:
         bar = progress.add_task(config.suite, total=len(config.task_ids))
@@ -187,7 +226,7 @@ def cli() -> int:
     """The command line. No event loop: nothing here waits for anything but the recording processes."""
     try:
         return main(parse_command(Launch, RecordConfig, __doc__ or ""))
-    except (VlaRlError, FileNotFoundError, RuntimeError) as error:
+    except (VlaRlError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

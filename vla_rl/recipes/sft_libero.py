@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 import torch
 import tyro
-from rich.progress import track
 
 from vla_rl.data import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
 from vla_rl.engines import DeviceLane, ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.engines.imitation import Demonstration
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.models.images.augmentation import AugmentationConfig
 from vla_rl.models.openvla_oft.new_parts import NewPart
@@ -39,6 +39,7 @@ from vla_rl.recipes.checkpoints import (
 )
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.imitation import Samples, augmented_batches, tiny_policy, with_statistics
+from vla_rl.recipes.teaching import folder_after, teach
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Folder of the checkpoint; must not exist yet."""
 
     save_every: int | None = None
-    """Also save after every so many updates, to `<out>-000500` and so on; none saves the last weights only."""
+    """Also save after this many updates again and again, to `<out>-000500` and so on; none saves the last weights only, or
+    those of the update that Ctrl-C stops it at."""
 
     lora_rank: int | None = None
     """Train adapters of this rank in place of all weights, such as 32; none trains all weights."""
@@ -152,14 +154,14 @@ def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
 def folders_of(config: SftLiberoConfig) -> dict[int, Path]:
     """Where the weights are saved after how many updates."""
     on_the_way = range(config.save_every, config.updates, config.save_every) if config.save_every else []
-    folders = {number: Path(f"{config.out}-{number:06d}") for number in on_the_way}
+    folders = {number: folder_after(Path(config.out), number) for number in on_the_way}
     return {**folders, config.updates: Path(config.out)}
 
 
 async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     """Train and save."""
-    config, folders = command.config, folders_of(command.config)
-    require_new(*folders.values())
+    config = command.config
+    require_new(*folders_of(config).values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
     policy = await asyncio.to_thread(starting_policy, config, episodes)
     if config.recompute_activations:
@@ -170,6 +172,8 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     trained = sum(parameter.numel() for parameter in policy.network.parameters() if parameter.requires_grad)
     print(f"{trained} of {sum(parameter.numel() for parameter in policy.network.parameters())} parameters are trained")
     if command.launch.dry_run:
+        await asyncio.to_thread(samples.read_one_of_each_episode)
+        print("everything that would be read was found")
         return 0
     order = random.Random(derive_seed(config.seed, "samples"))
     async with DeviceLane(config.torch_threads) as lane:
@@ -177,20 +181,25 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         prepare = augmented_batches(policy, config.augmentation, generator) if config.augment else None
         imitator = Imitator(policy, lane, config.imitation, prepare=prepare)
         losses: list[float] = []
-        for number in track(range(1, config.updates + 1), description="imitating"):
+
+        async def batch(_: int) -> list[Demonstration]:
             chosen = order.choices(range(len(samples)), k=config.batch)
-            report = await imitator.update(await asyncio.to_thread(samples.demonstrations, chosen))
-            losses.append(report.metrics["imitation/loss"])
+            return await asyncio.to_thread(samples.demonstrations, chosen)
+
+        async def learn(number: int, demonstrations: list[Demonstration]) -> None:
+            losses.append((await imitator.update(demonstrations)).metrics["imitation/loss"])
             if number % 500 == 0:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")
-            if number in folders and number < config.updates:
-                await lane.run(_save, policy, folders[number], work="checkpoint")
-        await lane.run(_save, policy, folders[config.updates], work="checkpoint")
-        print(f"saved to {config.out}")
-        chosen = order.sample(range(len(samples)), k=min(256, len(samples)))
-        seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
-        print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on what it was taught")
-    return 0
+
+        async def save(folder: Path) -> None:
+            await lane.run(_save, policy, folder, work="checkpoint")
+
+        status = await teach(config.updates, batch, learn, save, Path(config.out), save_every=config.save_every)
+        if status == 0:
+            chosen = order.sample(range(len(samples)), k=min(256, len(samples)))
+            seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
+            print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on what it was taught")
+    return status
 
 
 def _save(policy: "VlaPolicy", folder: Path) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from rich.progress import track
-
 from vla_rl.engines import DeviceLane, ImitationConfig, Imitator, OptimizerConfig
 from vla_rl.engines.imitation import Demonstration
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
@@ -21,6 +19,7 @@ from vla_rl.recipes.arithmetic_mix import TOOLS, conversation
 from vla_rl.recipes.checkpoints import require_new
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.pair_mix import pair_conversation
+from vla_rl.recipes.teaching import teach
 from vla_rl.types import Config, Message, derive_seed
 
 NUM_TOKENIZER_TEXTS = 500
@@ -97,19 +96,25 @@ def untaught_policy(config: SftTextConfig) -> CausalLanguageModel:
     return tiny(config.shape, texts, config.seed)
 
 
-async def teach(config: SftTextConfig, policy: CausalLanguageModel) -> float:
-    """Make all updates; returns the last loss."""
-    loss = 0.0
+async def teach_policy(config: SftTextConfig, policy: CausalLanguageModel) -> int:
+    """Make all updates and save the weights; returns the exit status."""
     async with DeviceLane(config.torch_threads) as lane:
         imitator = Imitator(policy, lane, config.imitation)
-        batches = range(0, config.updates * config.batch, config.batch)
-        for update, first in enumerate(track(batches, "teaching"), start=1):
+
+        async def batch(number: int) -> list[Demonstration]:
+            first = (number - 1) * config.batch
             chats = [conversation_of(config, number) for number in range(first, first + config.batch)]
-            lessons = await asyncio.to_thread(_lessons, policy, chats)
+            return await asyncio.to_thread(_lessons, policy, chats)
+
+        async def learn(number: int, lessons: list[Demonstration]) -> None:
             loss = (await imitator.update(lessons)).metrics["imitation/loss"]
-            if update % config.print_every == 0:
-                print(f"update {update}: loss {loss:.3f}", flush=True)
-    return loss
+            if number % config.print_every == 0 or number == config.updates:
+                print(f"update {number}: loss {loss:.3f}", flush=True)
+
+        async def save(folder: Path) -> None:
+            await lane.run(policy.save, folder, work="checkpoint")
+
+        return await teach(config.updates, batch, learn, save, Path(config.out), description="teaching")
 
 
 def _lessons(policy: CausalLanguageModel, chats: Sequence[Sequence[Message]]) -> list[Demonstration]:
@@ -128,10 +133,7 @@ async def main(command: Command[Launch, SftTextConfig]) -> int:
     )
     if command.launch.dry_run:
         return 0
-    loss = await teach(config, policy)
-    policy.save(Path(config.out))
-    print(f"saved in {config.out} with a loss of {loss:.3f}")
-    return 0
+    return await teach_policy(config, policy)
 
 
 def cli() -> int:

@@ -32,6 +32,7 @@ from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.evaluation import check_starts, libero_env, libero_episode, play_each, result_of, within_range
 from vla_rl.recipes.evaluation.libero import Suite, require_for_libero, tasks_of
 from vla_rl.recipes.evaluation.pictures import Quality, picture_size_for, quality_for
+from vla_rl.recipes.opening import distinct, open_each
 from vla_rl.rollout import PolicyEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
@@ -172,6 +173,8 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
     if command.launch.dry_run:
         console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
         console.print(f"{len(config.tasks) * config.episodes} episodes by {config.policy}")
+        await _rehearse(config)
+        console.print("everything that would be read was found")
         return 0
     await asyncio.to_thread(find_assets, config.assets)
     if config.policy == "expert":
@@ -210,6 +213,15 @@ async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
         pool = await stack.enter_async_context(SimulatorPool(runtime, SimulatorConfig(), specs=envs))
         await play_each(pool, engine, agent, specs, done)
     return episodes
+
+
+async def _rehearse(config: WatchConfig) -> None:
+    """Look at everything that playing would read. Raises: what playing would raise."""
+    await asyncio.to_thread(find_assets, config.assets)
+    if config.has_checkpoint:
+        require_for_libero(await asyncio.to_thread(load_policy, config.policy, config, config.device), config.policy)
+    specs = [_episode_spec(config, task_id, 0) for task_id in config.tasks]
+    await open_each(distinct(spec.env for spec in specs), SimulatorConfig())
 
 
 def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec:
