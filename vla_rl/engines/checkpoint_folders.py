@@ -8,6 +8,7 @@ aside-update-000015    newer than the one that a resumed run went on from
 import logging
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,10 @@ from vla_rl.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 HEADER: Final = "checkpoint.json"
+
+_REMOVING: Final = threading.Lock()
+"""Held while folders are removed: one checkpoint is pruned while the next is prepared, and a folder that is half removed
+looks as a crash leaves it."""
 
 _NAME: Final = re.compile(r"update-(\d{6,})(?:-(\d+))?")
 
@@ -107,20 +112,22 @@ def free_name(root: Path, weight_version: int) -> Path:
 
 def remove_what_a_crash_left(root: Path) -> None:
     """Remove what was half-written or half-removed when a process died."""
-    for path in root.iterdir() if root.is_dir() else ():
-        is_unfinished = is_left_over(path) and "update-" in path.name
-        is_half_removed = _NAME.fullmatch(path.name) is not None and not (path / MANIFEST).exists()
-        if is_unfinished or is_half_removed:
-            shutil.rmtree(path, ignore_errors=True)
+    with _REMOVING:
+        for path in root.iterdir() if root.is_dir() else ():
+            is_unfinished = is_left_over(path) and "update-" in path.name
+            is_half_removed = _NAME.fullmatch(path.name) is not None and not (path / MANIFEST).exists()
+            if is_unfinished or is_half_removed:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def prune(root: Path, keep_last: int) -> None:
     """Remove all but the newest; what cannot be removed costs room, and not the run."""
     try:
-        for old in list_checkpoints(root)[:-keep_last]:
-            # first unmade, then deleted: a crash in between leaves something that is not taken for a checkpoint
-            (old / MANIFEST).unlink()
-            shutil.rmtree(old)
+        with _REMOVING:
+            for old in list_checkpoints(root)[:-keep_last]:
+                # first unmade, then deleted: a crash in between leaves something that is not taken for a checkpoint
+                (old / MANIFEST).unlink()
+                shutil.rmtree(old)
     except OSError as error:
         logger.warning("old checkpoints below %s could not be removed: %s", root, error)
 
