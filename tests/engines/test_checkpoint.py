@@ -183,7 +183,7 @@ async def test_a_folder_that_is_named_for_another_update_is_refused_by_name_and_
             await load_checkpoint(renamed)
         assert latest_checkpoint(tmp_path) == tmp_path / "update-000012"
         assert renamed_checkpoints(tmp_path) == {renamed: 12}
-        # it takes no place of those that are kept, and is not removed: it may be a copy that somebody made
+        # it takes no place of those that are kept, and is not removed: it may be a copy that the user made
         await save_checkpoint(tmp_path, state_of(13), {}, keep_last=2)
         assert contents(tmp_path) == {"update-000012", "update-000013", "update-000099"}
         assert await verify_checkpoint(tmp_path / "update-000013") == 13

@@ -1,4 +1,4 @@
-"""Nothing that a run makes is lost: to a full disk, a failing node, Ctrl-C, kill -9, or a directory that is removed."""
+"""A run loses nothing that it made to a full disk, a failing node, Ctrl-C, kill -9, or a directory that is removed."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Where a resumed run goes on: its newest whole checkpoint, the one that was named, or its very beginning."""
+"""A resumed run goes on from its newest whole checkpoint, from the one that was named, or from its very beginning."""
 
 import asyncio
 import json

@@ -13,7 +13,7 @@ from vla_rl.recipes.stopping import StopSignal, carried_through
 
 @pytest.fixture(autouse=True)
 def terminal_signal() -> Iterator[None]:
-    """As in a terminal, however these tests are run, and as it was afterwards."""
+    """Set SIGHUP as a terminal leaves it, however these tests are run, and put it back."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -138,7 +138,7 @@ def writing_folder(target: Path, num_bytes: int) -> Iterator[FolderWriter]:
 
 
 def is_left_over(path: Path) -> bool:
-    """Whether a folder is half-written, and not by this process now."""
+    """Tell whether a folder is half-written, and not by this process now."""
     return path.name.startswith(WRITING) and path.absolute() not in _IN_THE_MAKING
 
 

@@ -1,4 +1,4 @@
-"""Which folders of a run are checkpoints: their names, which is the newest, which go and which are left alone.
+"""Folders of a run that are checkpoints: their names, the newest, those that are removed and those that are left alone.
 
 update-000012          a checkpoint; update-000012-1 is of the same update, and newer
 .writing-update-...    half-written
@@ -29,7 +29,7 @@ _NAME: Final = re.compile(r"update-(\d{6,})(?:-(\d+))?")
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a checkpoint is of."""
+    """The update and the agents that a checkpoint is of."""
 
     format: int
     weight_version: int

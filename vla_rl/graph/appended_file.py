@@ -104,7 +104,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         num_written = _write(descriptor, left)
-        if num_written == 0:  # a full disk usually raises, but nobody promises that
+        if num_written == 0:  # a full disk usually raises, but POSIX does not promise that
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         left = left[num_written:]
 

@@ -106,7 +106,7 @@ class UpdateRun:
                 interval.forget_cause()
 
     def so_far(self) -> Update:
-        """How far it came; the result if it came to its end."""
+        """The update as far as it came; the result if it came to its end."""
         if self.result is not None:
             return self.result
         ended = self._clock()

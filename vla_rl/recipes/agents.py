@@ -55,7 +55,7 @@ def check_recording(record_to: str | None, envs: Iterable[EnvSpec]) -> None:
 
 
 def _said_of_data(envs: Iterable[EnvSpec]) -> dict[str, Any]:
-    """What a data set of these environments' episodes says of them."""
+    """Arguments of a data set of these environments' episodes."""
     envs = tuple(envs)
     return {"fps": said_by(envs, "render_fps"), "robot_type": said_by(envs, "robot_type")}
 

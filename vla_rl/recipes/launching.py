@@ -58,7 +58,7 @@ async def launch(
 
 
 async def _report(run: RunDirectory) -> None:
-    """Write the report. One that cannot be written is said so in a line: the run itself is whole."""
+    """Write the report. A failure is one line and no more, as the run itself is whole."""
     try:
         print(f"the report is {await asyncio.to_thread(write_report, run)}")
     except Exception as error:

@@ -96,7 +96,7 @@ class TrainingParts:
         )
         self.saver = CheckpointSaver(config.run.checkpoint_every, config.run.keep_checkpoints, first_update)
         self.last_report: UpdateReport | None = None
-        """What the newest update did."""
+        """Report of the newest update."""
         self._is_learning = False
         self._critic: Critic | CriticTeam | None = None
         self._reference: Reference | ReferenceTeam | None = None
@@ -184,7 +184,7 @@ class TrainingParts:
 
     @property
     def is_between_updates(self) -> bool:
-        """Whether weights, optimizer and books are those of one whole update; never again after one that failed."""
+        """True if weights, optimizer and books are those of one whole update; never again after one that failed."""
         return not self._is_learning and self.learner.weight_version == self.scheduler.version
 
     async def save(self, snapshot: RunSnapshot | None) -> None:

@@ -110,7 +110,7 @@ def settings_file_of(config: RecordConfig, task_id: int) -> Path:
 
 
 def check_settings(config: RecordConfig, assets: Assets) -> dict[str, Any]:
-    """How demonstrations are recorded, once every task's folder was found fit for more of them. Writes nothing.
+    """Check that every task's folder can take more demonstrations, and give how they are recorded. Writes nothing.
 
     Raises: ConfigError if a folder holds some that were recorded otherwise, or in an unknown way.
     """

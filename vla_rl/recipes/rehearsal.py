@@ -1,4 +1,4 @@
-"""What a dry run looks at: every file and folder that the run would read, with the errors that the run would raise.
+"""Look at every file and folder that a run would read, with the errors that the run would raise: a dry run.
 
 Environments are opened once each in a simulator process that ends again; nothing is trained, and nothing is written.
 """

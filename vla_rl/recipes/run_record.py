@@ -1,4 +1,4 @@
-"""What is written down after each update: its line of metrics, then its trace. A full disk delays it and never ends a run.
+"""Write down each update: its line of metrics, then its trace. A full disk delays that and never ends a run.
 
 A run directory that was removed is made again, so that what is learnt can be saved, and then ends the run.
 """

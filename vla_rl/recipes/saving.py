@@ -53,7 +53,7 @@ class CheckpointSaver:
         self._root, self._unwritten = root, unwritten
 
     def is_due(self, version: int) -> bool:
-        """Whether a checkpoint of this update is wanted."""
+        """Tell whether a checkpoint of this update is wanted."""
         return self._is_overdue or version % self._every == 0
 
     async def prepare(self, snapshot: RunSnapshot) -> None:

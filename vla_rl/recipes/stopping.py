@@ -51,7 +51,7 @@ class StopSignal:
 
     @property
     def exit_status(self) -> int:
-        """What a shell expects of a process that a signal stopped: 128 and the signal's number; 0 without one."""
+        """Exit status that a shell expects after a signal: 128 and its number; 0 without one."""
         return 0 if self.received is None else 128 + self.received
 
     @property

@@ -1,6 +1,6 @@
 """Supervised updates, and where their weights are saved: on the way, at the end, and when something ends them early.
 
-<out>-000500, <out>-001000    after every so many updates; a full disk is a warning
+<out>-000500, <out>-001000    at regular intervals; a full disk is a warning
 <out>                         at the end; a full disk is an error
 <out>-000731                  where Ctrl-C, SIGTERM, a closed terminal or data that cannot be read ended it
 """
@@ -67,7 +67,7 @@ async def teach(
 
 
 def folder_after(out: Path, updates: int) -> Path:
-    """The folder for the weights after so many updates, which are not the last."""
+    """The folder for weights that are not the last."""
     return Path(f"{out}-{updates:06d}")
 
 

@@ -163,7 +163,7 @@ def _command(versions: dict[str, Any]) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What a JSON file says; nothing, and a warning, if it is damaged."""
+    """Read a JSON file; an empty dict, and a warning, if it is damaged."""
     if not path.exists():
         return {}
     try:
@@ -174,7 +174,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """What a text file says; bytes that are no text become marks, with a warning."""
+    """Read a text file; bytes that are no text become marks, with a warning."""
     data = path.read_bytes() if path.exists() else b""
     text = data.decode(errors="replace")
     if text.encode() != data:
