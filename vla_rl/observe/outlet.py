@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT")
 
-MOST_WORDS: Final = 300
+MOST_WORDS: Final = 600
 """Characters of a reason, such as ffmpeg's, that are shown."""
 
 MOST_WAITING: Final = 1000
