@@ -10,7 +10,8 @@ import pytest
 
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, tiny
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
+for helpers in ("support", "golden"):
+    sys.path.insert(0, str(Path(__file__).parent / helpers))
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,14 @@ def test_the_page_names_every_dialect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dialect", "images", "has_stop_token"), [("simplevla", "exact", True), ("rlinf", "bicubic", False)]
+    ("dialect", "images", "has_stop_token"),
+    [
+        ("simplevla", "exact", True),
+        ("simplevla_robotwin", "crop", True),
+        ("rlinf", "bicubic_float", False),
+        ("rlinf_official", "bicubic_pillow", True),
+        ("rlinf_robotwin", "crop", True),
+    ],
 )
 def test_a_dialect_settles_images_and_the_stop_token(
     dialect: Any, images: str, has_stop_token: bool, tmp_path: Path

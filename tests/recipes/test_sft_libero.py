@@ -296,7 +296,7 @@ def test_openvla_has_dialects_and_a_camera_too(tmp_path: Path) -> None:
     public_checkpoint.write(tmp_path / "openvla", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
     asked = CheckpointConfig(policy_family="openvla", norm_key="libero_goal", dialect="rlinf", cameras=("front",))
     config = load_policy(str(tmp_path / "openvla"), asked, "cpu").config
-    assert (config.images, config.llm.rope_inv_freq_dtype, config.cameras) == ("bicubic", "bfloat16", ("front",))
+    assert (config.images, config.llm.rope_inv_freq_dtype, config.cameras) == ("bicubic_float", "bfloat16", ("front",))
 
 
 @pytest.mark.parametrize(

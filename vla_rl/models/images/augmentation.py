@@ -4,8 +4,8 @@
 
 Every frame of every camera has draws of its own, the crop's two edges too (dlimp is said to move its box along the diagonal
 only, by drawing both from one seed). Values are clipped to [0, 1] after each step, on the device of the input.
-When a policy acts, the middle of the frame is cropped in place of a random part (the pipeline `exact`); policies that never
-crop when they act (`bicubic`) get the colours alone, as a crop would teach them another scale than they will see.
+When a policy acts, the pipelines `exact` and `crop` take the middle of the frame instead of a random part. Policies that see
+whole frames when they act get the colours alone: a crop would train them on another scale than they will see.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.models.images.jpeg import jpeg_round_trip
-from vla_rl.models.images.names import ImagePipelineName
+from vla_rl.models.images.names import CROPPING, ImagePipelineName
 from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
 from vla_rl.models.images.resampling import lanczos3, to_uint8
 from vla_rl.types import Config
@@ -95,15 +95,15 @@ def training_pipeline(name: ImagePipelineName, config: AugmentationConfig, gener
     Not for several threads at once: they would share `generator`.
     """
 
-    def exact(images: Tensor, size: int) -> Tensor:
-        resized = lanczos3(jpeg_round_trip(images), size)
+    def cropped(images: Tensor, size: int) -> Tensor:
+        resized = lanczos3(jpeg_round_trip(images) if name == "exact" else images, size)
         return augment(resized, draw(config, len(resized), generator), config.crop_area)
 
     def uncropped(images: Tensor, size: int) -> Tensor:
         resized = image_pipeline(name)(images, size)
         return augment(resized, draw(config, len(resized), generator), None)
 
-    return exact if name == "exact" else uncropped
+    return cropped if name in CROPPING else uncropped
 
 
 def _of_each(draws: Tensor, values: Tensor) -> Tensor:

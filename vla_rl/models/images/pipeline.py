@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vla_rl.models.images.jpeg import jpeg_round_trip
 from vla_rl.models.images.names import ImagePipelineName
-from vla_rl.models.images.resampling import centre_crop, lanczos3
+from vla_rl.models.images.resampling import centre_crop, lanczos3, pillow_bicubic
 
 ImagePipeline: TypeAlias = Callable[[Tensor, int], Tensor]
 """(uint8 [B, 3, H, W], size) -> uint8 [B, 3, size, size], on the device of its input."""
@@ -26,12 +26,38 @@ def _exact(images: Tensor, size: int) -> Tensor:
     return centre_crop(lanczos3(jpeg_round_trip(images), size))
 
 
+def _crop(images: Tensor, size: int) -> Tensor:
+    return centre_crop(images, size)
+
+
 def _bicubic(images: Tensor, size: int) -> Tensor:
-    if images.shape[-2:] == (size, size):
-        return images.contiguous()
+    return _unless_sized(images, size, _interpolated)
+
+
+def _bicubic_float(images: Tensor, size: int) -> Tensor:
+    return _unless_sized(images, size, lambda frames, to: _interpolated(frames.float(), to).clamp(0, 255).round())
+
+
+def _bicubic_pillow(images: Tensor, size: int) -> Tensor:
+    return _unless_sized(images, size, pillow_bicubic)
+
+
+def _unless_sized(images: Tensor, size: int, resize: ImagePipeline) -> Tensor:
+    """Images of the wanted size stay as they are."""
+    resized = images if images.shape[-2:] == (size, size) else resize(images, size)
+    return resized.to(torch.uint8).contiguous()
+
+
+def _interpolated(images: Tensor, size: int) -> Tensor:
     return torch.nn.functional.interpolate(
         images, size=(size, size), mode="bicubic", antialias=True, align_corners=False
-    ).contiguous()
+    )
 
 
-_PIPELINES: Final[dict[ImagePipelineName, ImagePipeline]] = {"exact": _exact, "bicubic": _bicubic}
+_PIPELINES: Final[dict[ImagePipelineName, ImagePipeline]] = {
+    "exact": _exact,
+    "crop": _crop,
+    "bicubic": _bicubic,
+    "bicubic_float": _bicubic_float,
+    "bicubic_pillow": _bicubic_pillow,
+}

@@ -1,7 +1,8 @@
-"""TensorFlow's resampling in torch: what the public checkpoints' images were made with, without TensorFlow.
+"""TensorFlow's and Pillow's resampling in torch: what the public checkpoints' images were made with, on any device.
 
 `tf.image.resize(..., "lanczos3", antialias=True)` and `tf.image.crop_and_resize` differ from torch's own functions in where
-they sample and in what they do at the border; these follow TensorFlow, on any device.
+they sample and in what they do at the border. Pillow's bicubic differs from torch's in its arithmetic: its bytes are those
+of weights with 22 bits of fraction, rounded to a byte after each axis.
 """
 
 from functools import lru_cache
@@ -12,6 +13,10 @@ import torch
 from torch import Tensor
 
 LANCZOS_RADIUS: Final = 3.0
+PILLOW_RADIUS: Final = 2.0
+PILLOW_BITS: Final = 22
+"""Bits of fraction in Pillow's weights for images of bytes."""
+
 CENTRE_CROP_AREA: Final = 0.9
 """Share of the image's AREA that the centre crop of training and evaluation keeps; a side keeps its square root."""
 
@@ -29,16 +34,15 @@ def lanczos3(images: Tensor, size: int) -> Tensor:
     return resized.round().clamp(0.0, 255.0).to(torch.uint8)
 
 
-def centre_crop(images: Tensor, area: float = CENTRE_CROP_AREA) -> Tensor:
-    """Cut the central square of `area` (a share) out of uint8 [B, 3, S, S] and scale it to S again, bilinearly.
+def centre_crop(images: Tensor, size: int | None = None, area: float = CENTRE_CROP_AREA) -> Tensor:
+    """Cut the central box of `area` (a share) out of uint8 [B, 3, H, W] and scale it to a square of `size`, bilinearly.
 
-    Corner-aligned: the first and last sample stand on the box's edges. uint8 to float and back as TensorFlow does it: times
-    1/255, then floor(255.5 x).
+    Without a size it is scaled back to [H, W]. Corner-aligned: the first and last sample stand on the box's edges. uint8 to
+    float and back as TensorFlow does it: times 1/255, then floor(255.5 x).
     """
+    height, width = images.shape[2:] if size is None else (size, size)
     images = images.float() * float(np.float32(1.0 / 255.0))
-    for dim in (3, 2):
-        images = _lerp(images, dim, area)
-    return to_uint8(images)
+    return to_uint8(_lerp(_lerp(images, 3, width, area), 2, height, area))
 
 
 def to_uint8(images: Tensor) -> Tensor:
@@ -46,17 +50,55 @@ def to_uint8(images: Tensor) -> Tensor:
     return (images.clamp(0.0, 1.0) * 255.5).floor().clamp(max=255.0).to(torch.uint8)
 
 
-def _lerp(images: Tensor, dim: int, area: float) -> Tensor:
-    size = images.shape[dim]
+def pillow_bicubic(images: Tensor, size: int) -> Tensor:
+    """Resize uint8 [B, 3, H, W] to uint8 [B, 3, size, size] as `Image.resize(..., BICUBIC)`, byte for byte."""
+    height, width = images.shape[-2:]
+    along, down = (torch.from_numpy(_pillow_matrix(side, size)).to(images.device) for side in (width, height))
+    # integers up to 2**31 are exact in float64, whatever the order of the sum
+    rows = _to_byte(images.double() @ along.T)
+    return _to_byte(down @ rows).to(torch.uint8)
+
+
+def _to_byte(sums: Tensor) -> Tensor:
+    return ((sums + 2.0 ** (PILLOW_BITS - 1)) / 2.0**PILLOW_BITS).floor().clamp(0.0, 255.0)
+
+
+def _lerp(images: Tensor, dim: int, num_out: int, area: float) -> Tensor:
+    num_in = images.shape[dim]
     side = np.float32(np.sqrt(np.float32(area)))
     start = (np.float32(1.0) - side) / np.float32(2.0)
-    step = side * np.float32(size - 1) / np.float32(size - 1) if size > 1 else np.float32(0.0)
-    place = start * np.float32(size - 1) + np.arange(size, dtype=np.float32) * step
+    step = side * np.float32(num_in - 1) / np.float32(num_out - 1) if num_out > 1 else np.float32(0.0)
+    place = start * np.float32(num_in - 1) + np.arange(num_out, dtype=np.float32) * step
     low = np.floor(place).astype(np.int64)
     share = torch.from_numpy(place - low.astype(np.float32)).to(images.device)
     first = images.index_select(dim, torch.from_numpy(low).to(images.device))
-    second = images.index_select(dim, torch.from_numpy(np.minimum(low + 1, size - 1)).to(images.device))
+    second = images.index_select(dim, torch.from_numpy(np.minimum(low + 1, num_in - 1)).to(images.device))
     return first + (second - first) * share.view([-1 if axis == dim else 1 for axis in range(images.ndim)])
+
+
+@lru_cache(maxsize=64)
+def _pillow_matrix(num_in: int, num_out: int) -> np.ndarray:
+    """float64 [num_out, num_in] of whole numbers: weights times 2**22, rounded half away from zero."""
+    step = num_in / num_out
+    widening = max(step, 1.0)
+    reach = PILLOW_RADIUS * widening
+    matrix = np.zeros((num_out, num_in))
+    for row in range(num_out):
+        centre = (row + 0.5) * step
+        first, last = max(int(centre - reach + 0.5), 0), min(int(centre + reach + 0.5), num_in)
+        weights = [_cubic((tap - centre + 0.5) * (1.0 / widening)) for tap in range(first, last)]
+        share = 1.0 / sum(weights)
+        scaled = np.array(weights) * share * 2.0**PILLOW_BITS
+        matrix[row, first:last] = np.trunc(scaled + np.copysign(0.5, scaled))
+    return matrix
+
+
+def _cubic(x: float) -> float:
+    """Keys' kernel with a = -1/2."""
+    x = abs(x)
+    if x < 1.0:
+        return (1.5 * x - 2.5) * x * x + 1.0
+    return ((2.5 - 0.5 * x) * x - 4.0) * x + 2.0 if x < 2.0 else 0.0
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,40 @@
+"""The image pipelines give the bytes of the reference projects' own code (see `golden/README.md`)."""
+
+import hashlib
+from pathlib import Path
+
+import golden_recipe
+import numpy as np
+import pytest
+import torch
+
+from vla_rl.models.images.names import ImagePipelineName
+from vla_rl.models.images.pipeline import image_pipeline
+
+GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "images.npz")
+
+FRAMES = {
+    "256x256": golden_recipe.frame(7, 256, 256),
+    "240x320": golden_recipe.frame(7, 240, 320),
+    "128x128": golden_recipe.frame(7, 128, 128),
+    "checks": golden_recipe.checks(200, 300),
+}
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize(
+    ("name", "project"), [("bicubic_float", "rlinf"), ("bicubic_pillow", "official"), ("crop", "robotwin")]
+)
+def test_a_pipeline_gives_the_bytes_of_the_project_it_is_named_for(
+    name: ImagePipelineName, project: str, frame: str
+) -> None:
+    batch = torch.from_numpy(FRAMES[frame]).permute(2, 0, 1)[None]
+    ours = image_pipeline(name)(batch, golden_recipe.IMAGE_SIZE)[0].permute(1, 2, 0).contiguous().numpy()
+    np.testing.assert_array_equal(ours[::7, ::7], GOLDEN[f"{project}_{frame}"])
+    assert hashlib.sha256(ours).digest() == GOLDEN[f"{project}_{frame}_digest"].tobytes()
+
+
+@pytest.mark.parametrize("name", ["bicubic", "bicubic_float", "bicubic_pillow"])
+def test_frames_of_the_wanted_size_stay_as_they_are(name: ImagePipelineName) -> None:
+    batch = torch.from_numpy(golden_recipe.frame(7)).permute(2, 0, 1)[None]
+    assert torch.equal(image_pipeline(name)(batch, golden_recipe.IMAGE_SIZE), batch)
