@@ -281,6 +281,17 @@ def test_what_openvla_does_not_have_is_refused(said: dict[str, Any], tmp_path: P
         load_policy(str(tmp_path / "openvla"), asked, "cpu")
 
 
+def test_a_vocabulary_is_openvlas_alone(tmp_path: Path) -> None:
+    public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    asked = CheckpointConfig(policy_family="openvla", norm_key="libero_goal", dialect="rlinf", vocabulary="all")
+    assert load_policy(str(tmp_path / "public"), asked, "cpu").config.vocabulary == "all"
+    asked = msgspec.structs.replace(asked, policy_family="openvla_oft")
+    with pytest.raises(
+        ConfigError, match="vocabulary is 'all', which a policy of the family 'openvla_oft' does not have"
+    ):
+        load_policy(str(tmp_path / "public"), asked, "cpu")
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("family", ["openvla", "openvla_oft"])
 def test_a_saved_policy_agrees_with_the_dialect_it_was_loaded_by(family: Any, dialect: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.models import openvla, openvla_oft  # the policies themselves bring much more, when they are asked for
 from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.prismatic.config import Normalization
-from vla_rl.models.prismatic.dialects import Dialect
+from vla_rl.models.prismatic.dialects import Dialect, Vocabulary
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
 from vla_rl.models.prismatic.weights import find_part
@@ -48,7 +48,12 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     what the checkpoint says, else the percentiles."""
 
     dialect: Dialect | None = None
-    """Whose conventions a checkpoint was trained with; none for what it says, else those of OpenVLA's authors."""
+    """Project whose conventions a checkpoint was trained with: images, stop token, positions, vocabulary. None for the
+    checkpoint's own, else those of OpenVLA's authors."""
+
+    vocabulary: Vocabulary | None = None
+    """Token ids over which OpenVLA normalises an action token's probability, in rollout and training alike: all of them, or
+    the action tokens alone. None for the checkpoint's own, else the dialect's. OpenVLA-OFT always takes the latter."""
 
     head: Literal["l1", "diffusion"] | None = None
     """Head of a continuous checkpoint that does not say it; none for its own, else l1."""
@@ -132,7 +137,8 @@ def load_policy(
         if config.cameras is not None and len(config.cameras) != 1:
             raise ConfigError(f"cameras is {config.cameras!r}, expected one: OpenVLA was trained on one image")
         camera = config.cameras[0] if config.cameras else None
-        return openvla.OpenVla.load(checkpoint, camera=camera, **shared)
+        return openvla.OpenVla.load(checkpoint, vocabulary=config.vocabulary, camera=camera, **shared)
+    _refuse(family, vocabulary=config.vocabulary)
     shared |= {"cameras": config.cameras, "chunk_size": config.chunk_size, "new_parts": new_parts, "seed": seed}
     if family == "openvla_oft":
         _refuse(family, head=config.head)

@@ -152,8 +152,10 @@ def preprocessor() -> dict[str, Any]:
 
 
 def tokenizer() -> dict[str, Any]:
-    """`tokenizer.json` of Llama 2, of whose vocabulary it holds what the two prompts need."""
+    """`tokenizer.json` of Llama 2: the pieces that the two prompts need, and made-up ones at all other ids."""
     pieces = json.loads(LLAMA_EXCERPT.read_text())
+    taken = set(pieces["vocab"].values())
+    made_up = {f"<piece {index}>": index for index in range(VOCABULARY) if index not in taken}
     padding = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     special = ((0, "<unk>"), (1, "<s>"), (2, "</s>"), (VOCABULARY, "<PAD>"))
     return {
@@ -184,7 +186,7 @@ def tokenizer() -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": True,
             "byte_fallback": True,
-            "vocab": pieces["vocab"],
+            "vocab": pieces["vocab"] | made_up,
             "merges": [" ".join(pair) for pair in pieces["merges"]],
         },
     }

@@ -99,6 +99,31 @@ def test_probabilities_over_the_action_tokens_alone_are_a_setting(
     torch.testing.assert_close(restricted, wide - everything, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "vocabulary"),
+    [(None, "all"), ("openvla_oft", "all"), ("simplevla", "all"), ("rlinf", "actions"), ("rlinf_official", "actions")],
+)
+def test_a_dialect_decides_over_which_ids_probabilities_are_normalised(
+    dialect: Any, vocabulary: str, folder: Path, tmp_path: Path
+) -> None:
+    policy = OpenVla.load(folder, norm_key="libero_goal", dialect=dialect)
+    assert policy.config.vocabulary == vocabulary
+    policy.save(tmp_path / "again")
+    assert OpenVla.load(tmp_path / "again", dialect=dialect).config.vocabulary == vocabulary
+
+
+@pytest.mark.parametrize("vocabulary", ["all", "actions"])
+def test_an_argument_overrides_the_vocabulary_of_the_dialect_and_of_a_saved_policy(
+    vocabulary: Any, folder: Path, tmp_path: Path
+) -> None:
+    other = {"all": "actions", "actions": "all"}
+    policy = OpenVla.load(folder, norm_key="libero_goal", dialect="rlinf", vocabulary=vocabulary)
+    assert policy.config.vocabulary == vocabulary
+    policy.save(tmp_path / "again")
+    assert OpenVla.load(tmp_path / "again").config.vocabulary == vocabulary
+    assert OpenVla.load(tmp_path / "again", vocabulary=other[vocabulary]).config.vocabulary == other[vocabulary]
+
+
 def test_one_decision_is_one_control_step(policy: OpenVla) -> None:
     actions = policy.decode(np.full((2, 7), 900))
     assert actions.shape == (2, 1, 7)

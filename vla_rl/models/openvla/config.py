@@ -1,15 +1,15 @@
 """The configuration of an OpenVLA policy, which speaks one action token after the other."""
 
-from typing import Literal
-
 from vla_rl.models.prismatic.config import PrismaticConfig
+from vla_rl.models.prismatic.dialects import Vocabulary
 
 
 class OpenVlaConfig(PrismaticConfig, frozen=True, kw_only=True):
     """OpenVLA (Kim et al. 2024, arXiv:2406.09246): one control step a decision, one token a dimension."""
 
-    vocabulary: Literal["all", "actions"] = "all"
-    """Over which tokens probabilities are normalised: `all` as the reference samples, or the action tokens alone."""
+    vocabulary: Vocabulary = "all"
+    """Token ids over which an action token's probability is normalised, in rollout and training alike: `all`, as OpenVLA's
+    authors and SimpleVLA-RL sample, or those of the `actions` alone, as RLinf does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

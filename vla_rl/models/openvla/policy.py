@@ -17,7 +17,7 @@ from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.openvla.network import OpenVlaNetwork
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
 from vla_rl.models.prismatic.config import LlmConfig, Normalization
-from vla_rl.models.prismatic.dialects import Dialect, conventions_of
+from vla_rl.models.prismatic.dialects import Dialect, Vocabulary, conventions_of
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import PrismaticPolicy, require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
@@ -65,6 +65,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         norm_key: str | None = None,
         normalization: Normalization | None = None,
         dialect: Dialect | None = None,
+        vocabulary: Vocabulary | None = None,
         camera: str | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
@@ -76,7 +77,9 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
             norm_key: which of its action statistics; may be left out where there is one set, or one was chosen before.
             normalization: which of the statistics' numbers bound the action; None for the checkpoint's own, else the
                 percentiles.
-            dialect: whose images and positions it was trained with; None for the checkpoint's own, else OpenVLA's.
+            dialect: project whose images, positions and vocabulary it was trained with; None for the checkpoint's own, else
+                OpenVLA's.
+            vocabulary: token ids over which probabilities are normalised; None for the checkpoint's own, else the dialect's.
             camera: observation key of its image; None for the checkpoint's own, else `image`.
             dtype: of the parameters; None takes the files'.
             device: where the parameters go.
@@ -84,7 +87,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         Raises: CheckpointError saying what is missing, unknown or damaged, or how much memory is lacking.
         """
         folder = open_folder(checkpoint)
-        config = config_of(folder, norm_key, normalization, dialect, camera)
+        config = config_of(folder, norm_key, normalization, dialect, vocabulary, camera)
         tokenizer = read_tokenizer(config)
         with torch.device("meta"):
             network = OpenVlaNetwork(config)
@@ -127,6 +130,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
             images=self.config.images,
             normalization=self.config.normalization,
             gripper=self.config.action_bounds.gripper,
+            epsilon=self.config.action_bounds.epsilon,
             vocabulary=self.config.vocabulary,
             lora=self.config.lora,
             rope_inv_freq_dtype=self.config.llm.rope_inv_freq_dtype,
@@ -153,6 +157,7 @@ def config_of(
     norm_key: str | None,
     normalization: Normalization | None = None,
     dialect: Dialect | None = None,
+    vocabulary: Vocabulary | None = None,
     camera: str | None = None,
 ) -> OpenVlaConfig:
     """The configuration of a checkpoint folder. Raises: CheckpointError for another family, or statistics it lacks."""
@@ -168,14 +173,15 @@ def config_of(
     scale: Normalization = agreed(folder.path, "normalization", extension.normalization, normalization, "bounds_q99")
     shared = shared_config(folder.public, extension, folder.path)
     llm: LlmConfig = shared.pop("llm")
-    conventions = conventions_of(folder.path, known_conventions(extension), dialect, has_placeholders=False)
+    conventions = conventions_of(folder.path, known_conventions(extension), dialect, without=("has_stop_token",))
+    gripper = gripper_of(statistics, extension)
     return OpenVlaConfig(
         **shared,
         llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
         images=conventions.images,
         cameras=(camera,) if camera is not None else extension.cameras or ("image",),
-        action_bounds=bounds_of(statistics, scale, gripper=gripper_of(statistics, extension), epsilon=0.0),
+        action_bounds=bounds_of(statistics, scale, gripper=gripper, epsilon=conventions.epsilon),
         norm_key=key,
         normalization=scale,
-        vocabulary=extension.vocabulary,
+        vocabulary=vocabulary or conventions.vocabulary,
     )

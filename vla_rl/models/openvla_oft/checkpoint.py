@@ -83,7 +83,7 @@ def config_of(
     shared = shared_config(folder.public, extension, folder.path)
     llm: LlmConfig = shared.pop("llm")
     bounds = bounds_of(statistics, scale, gripper=gripper_of(statistics, extension), epsilon=_epsilon_of(extension))
-    conventions = conventions_of(folder.path, known_conventions(extension), dialect)
+    conventions = conventions_of(folder.path, known_conventions(extension), dialect, without=("vocabulary", "epsilon"))
     return OpenVlaOftConfig(
         **shared,
         llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),

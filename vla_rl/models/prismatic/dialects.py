@@ -3,7 +3,7 @@
 A checkpoint works only under the conventions of its training, and its files do not say which these are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -16,44 +16,56 @@ Dialect: TypeAlias = Literal[
 """Project, and simulator if that matters, whose conventions a checkpoint was trained with."""
 
 
+Vocabulary: TypeAlias = Literal["all", "actions"]
+"""Token ids over which OpenVLA normalises an action token's probability: every id, or those of the action bins alone."""
+
+
 class Conventions(NamedTuple):
-    """Settings that a dialect decides."""
+    """Settings that a dialect decides. A family without a stop token, or without a choice of vocabulary, ignores it."""
 
     images: ImagePipelineName
     has_stop_token: bool
     rope_inv_freq_dtype: Literal["float32", "bfloat16"]
+    vocabulary: Vocabulary
+    epsilon: float
+    """Number that OpenVLA's decoding adds to the range of the statistics; OpenVLA-OFT's adds 1e-8 in every dialect."""
 
 
 DIALECTS: Final[Mapping[Dialect, Conventions]] = {
-    "openvla_oft": Conventions("exact", True, "float32"),
-    "simplevla": Conventions("exact", True, "float32"),
-    "simplevla_robotwin": Conventions("crop", True, "float32"),
-    "rlinf": Conventions("bicubic_float", False, "bfloat16"),
-    "rlinf_official": Conventions("bicubic_pillow", True, "bfloat16"),
-    "rlinf_robotwin": Conventions("crop", True, "bfloat16"),
+    "openvla_oft": Conventions("exact", True, "float32", "all", 0.0),
+    "simplevla": Conventions("exact", True, "float32", "all", 0.0),
+    "simplevla_robotwin": Conventions("crop", True, "float32", "all", 0.0),
+    "rlinf": Conventions("bicubic_float", False, "bfloat16", "actions", 1e-8),
+    "rlinf_official": Conventions("bicubic_pillow", True, "bfloat16", "actions", 1e-8),
+    "rlinf_robotwin": Conventions("crop", True, "bfloat16", "actions", 1e-8),
 }
 """`openvla_oft` is the authors' evaluation in LIBERO. SimpleVLA-RL, siiRL and SRPO (`simplevla`) agree with it there; in
 RoboTwin they crop the simulator's frame and do nothing else to it, and so does RLinf, with its version `official`."""
 
 
 def conventions_of(
-    folder: Path, known: Conventions | None, asked: Dialect | None, *, has_placeholders: bool = True
+    folder: Path, known: Conventions | None, asked: Dialect | None, *, without: Collection[str]
 ) -> Conventions:
     """Return the conventions that a checkpoint was saved with here, else those of a dialect, else OpenVLA's own.
 
-    Without placeholders, as OpenVLA decides, there is no stop token behind them to differ by.
+    Args:
+        folder: of the checkpoint.
+        known: its own conventions, if it was saved here.
+        asked: a dialect by name, if one is asked for.
+        without: fields that a policy of this family does not have, so that nothing can differ by them.
 
     Raises: ConfigError for an unknown dialect; CheckpointError if the checkpoint was saved with other conventions than
     those asked for.
     """
     if asked is not None and asked not in DIALECTS:
         raise ConfigError(f"dialect is {asked!r}, expected one of {', '.join(DIALECTS)}")
-    wanted = None if asked is None else DIALECTS[asked]
-    if known is not None and wanted is not None and not has_placeholders:
-        known = known._replace(has_stop_token=wanted.has_stop_token)
-    if known is not None and wanted not in (None, known):
+    wanted = DIALECTS[asked or "openvla_oft"]
+    if known is None:
+        return wanted
+    known = known._replace(**{field: getattr(wanted, field) for field in without})
+    if asked is not None and known != wanted:
         raise CheckpointError(
             f"{folder} acts by {known}, which is not the dialect {asked!r}: it was saved here, and knows. Leave the "
             "dialect out."
         )
-    return known or wanted or DIALECTS["openvla_oft"]
+    return known

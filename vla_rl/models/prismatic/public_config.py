@@ -20,7 +20,7 @@ from vla_rl.models.prismatic.config import (
     ProprioConfig,
     VisionTowerConfig,
 )
-from vla_rl.models.prismatic.dialects import Conventions
+from vla_rl.models.prismatic.dialects import Conventions, Vocabulary
 
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -59,7 +59,7 @@ class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown
     head: Literal["tokens", "l1", "diffusion"] | None = None
     has_film: bool = False
     has_stop_token: bool = True
-    vocabulary: Literal["all", "actions"] = "all"
+    vocabulary: Vocabulary = "all"
     rope_inv_freq_dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig | None = None
     featurizer_overrides: dict[str, int | float] = {}
@@ -185,10 +185,16 @@ def require_family(folder: Path, extension: Extension, family: str) -> None:
 
 
 def known_conventions(extension: Extension) -> Conventions | None:
-    """Those that a checkpoint was saved with here; a public one does not say."""
+    """Return the conventions that a checkpoint was saved with here; None for a public one, which does not say."""
     if extension.images is None:
         return None
-    return Conventions(extension.images, extension.has_stop_token, extension.rope_inv_freq_dtype)
+    return Conventions(
+        images=extension.images,
+        has_stop_token=extension.has_stop_token,
+        rope_inv_freq_dtype=extension.rope_inv_freq_dtype,
+        vocabulary=extension.vocabulary,
+        epsilon=extension.epsilon or 0.0,
+    )
 
 
 SaidT = TypeVar("SaidT")
