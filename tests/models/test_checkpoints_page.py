@@ -4,12 +4,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import golden_checkpoint
 import public_checkpoint
 import pytest
 import torch
+from golden_checkpoint import HEAD, PROPRIO
 
 from vla_rl.models.openvla_oft import DIALECTS, OpenVlaOft
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.prismatic import folder
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
@@ -34,6 +37,17 @@ def test_a_public_checkpoint_is_loaded_adapted_merged_and_saved(page: dict[str, 
     assert all(
         torch.equal(tensor, again.checkpoint_tensors()[name]) for name, tensor in policy.checkpoint_tensors().items()
     )
+
+
+def test_an_adapter_is_put_on_its_base_and_trained_further(
+    page: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = golden_checkpoint.write(tmp_path / "base")
+    run = golden_checkpoint.write(tmp_path / "run", HEAD, PROPRIO)
+    golden_checkpoint.write_adapter(run / "lora_adapter")
+    monkeypatch.setattr(folder, "downloaded", lambda hub_id, without: {"openvla/openvla-7b": base}[hub_id])
+    assert page["on_its_base"](run).config.lora is None
+    assert page["trained_further"](run).config.lora.targets == "all-linear"
 
 
 def test_the_page_names_every_dialect() -> None:

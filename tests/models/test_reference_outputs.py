@@ -8,49 +8,22 @@ from typing import Any
 
 import golden_checkpoint
 import golden_recipe
-import msgspec
 import numpy as np
 import pytest
 import torch
+from golden_checkpoint import DIFFUSION, FILM, HEAD, PROPRIO
+from golden_outputs import GREEDY, ROWS, golden, observation, observations, require_close, stacked, uncropped
 
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, continuous
 from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, denoise
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
-from vla_rl.types import Sampling
 
 TEMPERATURE = 1.6
-ROWS = range(len(golden_recipe.INSTRUCTIONS))
-GREEDY = [Sampling(greedy=True)] * len(ROWS)
-
-HEAD, PROPRIO = "action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"
-DIFFUSION = ("diffusion/action_head--1_checkpoint.pt", "diffusion/noisy_action_projector--1_checkpoint.pt")
-FILM = "film/vision_backbone--1_checkpoint.pt"
-
-
-def observation(row: int, size: int) -> dict[str, Any]:
-    return {
-        "image": golden_recipe.frame(10 * row, size, size),
-        "wrist_image": golden_recipe.frame(10 * row + 1, size, size),
-        "state": golden_recipe.state(row),
-        "instruction": golden_recipe.INSTRUCTIONS[row],
-    }
-
-
-def observations(size: int) -> list[dict[str, Any]]:
-    return [observation(row, size) for row in ROWS]
 
 
 def given(number: int) -> torch.Tensor:
     return torch.from_numpy(np.stack([golden_recipe.given_tokens(row, number) for row in ROWS]))
-
-
-def stacked(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
-    return np.stack([arrays[f"{name}_{row}"] for row in ROWS])
-
-
-def require_close(ours: torch.Tensor | np.ndarray, theirs: np.ndarray, atol: float = 1e-5) -> None:
-    np.testing.assert_allclose(np.asarray(ours), theirs, atol=atol, rtol=0)
 
 
 def environment_actions(theirs: np.ndarray) -> np.ndarray:
@@ -58,12 +31,6 @@ def environment_actions(theirs: np.ndarray) -> np.ndarray:
     turned = theirs.copy()
     turned[..., -1] = np.where(theirs[..., -1] > 0.5, -1.0, 1.0)
     return turned
-
-
-def uncropped(policy: Any) -> Any:
-    """The same policy for frames of 224 pixels that the projects were given without their LIBERO steps."""
-    config = msgspec.structs.replace(policy.config, images="bicubic")
-    return type(policy)(config, policy.network, policy.tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -83,42 +50,42 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_an_l1_head_regresses_the_chunk_that_openvla_oft_does(
     name: str, folder: str, size: int, folders: dict[str, Path]
 ) -> None:
-    golden = golden_checkpoint.golden("openvla_oft")
+    arrays = golden("openvla_oft")
     policy = ContinuousOpenVlaOft.load(folders[folder])
     policy = uncropped(policy) if size == 224 else policy
     batch = policy.prepare(observations(size))
     # one byte of an image that is off by one moves hidden states by up to 2e-3
     atol = 1e-5 if size == 224 else 5e-3
-    require_close(policy.network.read(batch), stacked(golden, f"{name}_hidden"), atol)
+    require_close(policy.network.read(batch), stacked(arrays, f"{name}_hidden"), atol)
     numbers, _ = policy.sample(batch, GREEDY)
-    require_close(policy.decode(numbers.numpy()), environment_actions(stacked(golden, f"{name}_actions")), atol)
+    require_close(policy.decode(numbers.numpy()), environment_actions(stacked(arrays, f"{name}_actions")), atol)
 
 
 @torch.no_grad()
 def test_every_denoising_step_is_that_of_openvla_oft(folders: dict[str, Path]) -> None:
-    golden = golden_checkpoint.golden("openvla_oft")
+    arrays = golden("openvla_oft")
     policy = uncropped(ContinuousOpenVlaOft.load(folders["diffusion"], head="diffusion"))
     steps = torch.arange(NUM_DENOISING_STEPS - 1, -1, -1)
-    noisy, noise = torch.from_numpy(golden["diffusion_noisy"]), torch.from_numpy(golden["diffusion_noise"])
+    noisy, noise = torch.from_numpy(arrays["diffusion_noisy"]), torch.from_numpy(arrays["diffusion_noise"])
     batch = policy.prepare([observation(0, 224)] * len(steps))
-    require_close(policy.network.predict_noise(batch, noisy, steps), golden["diffusion_noise"])
+    require_close(policy.network.predict_noise(batch, noisy, steps), arrays["diffusion_noise"])
     denoised = [denoise(noisy[row], noise[row], int(step)) for row, step in enumerate(steps)]
-    require_close(torch.stack(denoised[:-1]), golden["diffusion_noisy"][1:])
+    require_close(torch.stack(denoised[:-1]), arrays["diffusion_noisy"][1:])
     last = policy.decode(denoised[-1].flatten()[None].numpy())
-    require_close(last[0], environment_actions(golden["diffusion_actions_0"]))
+    require_close(last[0], environment_actions(arrays["diffusion_actions_0"]))
 
 
 @torch.no_grad()
 def test_a_diffusion_head_ends_where_openvla_oft_does(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    golden = golden_checkpoint.golden("openvla_oft")
+    arrays = golden("openvla_oft")
     first = torch.from_numpy(golden_recipe.tensor("first noise", (1, 8, 7))).flatten(1).double()
     uniforms = torch.special.ndtr(first).expand(len(ROWS), -1)
     monkeypatch.setattr(continuous, "seeded_uniforms", lambda samplings, number: uniforms)
     policy = uncropped(ContinuousOpenVlaOft.load(folders["diffusion"], head="diffusion"))
     numbers, _ = policy.sample(policy.prepare(observations(224)), GREEDY)
-    differs = np.abs(policy.decode(numbers.numpy()) - environment_actions(stacked(golden, "diffusion_actions")))
+    differs = np.abs(policy.decode(numbers.numpy()) - environment_actions(stacked(arrays, "diffusion_actions")))
     # 50 steps of a network of random weights amplify rounding; single steps agree, as the test above shows
     assert np.median(differs) < 1e-4
     assert differs.max() < 0.1
@@ -126,36 +93,36 @@ def test_a_diffusion_head_ends_where_openvla_oft_does(
 
 @torch.no_grad()
 def test_action_tokens_have_the_logits_of_openvla_oft(folders: dict[str, Path]) -> None:
-    golden = golden_checkpoint.golden("openvla_oft")
+    arrays = golden("openvla_oft")
     policy = uncropped(OpenVlaOft.load(folders["plain"]))
     batch = policy.prepare(observations(224))
-    require_close(policy.network.read(batch), stacked(golden, "tokens_hidden"))
-    require_close(policy.network(batch)[:, ::7], stacked(golden, "tokens_256_logits"))
+    require_close(policy.network.read(batch), stacked(arrays, "tokens_hidden"))
+    require_close(policy.network(batch)[:, ::7], stacked(arrays, "tokens_256_logits"))
     tokens, log_probs = policy.sample(batch, GREEDY)
-    np.testing.assert_array_equal(tokens, stacked(golden, "tokens_256_ids"))
-    require_close(log_probs, stacked(golden, "tokens_256_log_probs"))
+    np.testing.assert_array_equal(tokens, stacked(arrays, "tokens_256_ids"))
+    require_close(log_probs, stacked(arrays, "tokens_256_log_probs"))
 
 
 def test_token_ids_mean_the_actions_that_openvla_oft_takes_them_for(folders: dict[str, Path]) -> None:
     """Its own decoding takes the likeliest of all ids, and ids that are no action count as the nearest one."""
-    golden = golden_checkpoint.golden("openvla_oft")
+    arrays = golden("openvla_oft")
     config = OpenVlaOft.load(folders["plain"]).config
     tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
-    ids = stacked(golden, "tokens_ids").reshape(len(ROWS), 8, 7)
-    expected = environment_actions(stacked(golden, "tokens_actions"))
+    ids = stacked(arrays, "tokens_ids").reshape(len(ROWS), 8, 7)
+    expected = environment_actions(stacked(arrays, "tokens_actions"))
     np.testing.assert_array_equal(tokenizer.decode(ids), expected.astype(np.float32))
 
 
 @torch.no_grad()
 def test_openvla_speaks_the_tokens_that_its_authors_code_speaks(folders: dict[str, Path]) -> None:
-    golden = golden_checkpoint.golden("openvla")
+    arrays = golden("openvla")
     policy = uncropped(OpenVla.load(folders["plain"]))
     batch = policy.prepare(observations(224))
     tokens, log_probs = policy.sample(batch, GREEDY)
-    np.testing.assert_array_equal(tokens, stacked(golden, "tokens"))
-    require_close(log_probs, stacked(golden, "log_probs"))
-    require_close(policy.network(batch, tokens)[..., 31744:32000], stacked(golden, "logits"))
-    expected = environment_actions(stacked(golden, "actions")).astype(np.float32)
+    np.testing.assert_array_equal(tokens, stacked(arrays, "tokens"))
+    require_close(log_probs, stacked(arrays, "log_probs"))
+    require_close(policy.network(batch, tokens)[..., 31744:32000], stacked(arrays, "logits"))
+    expected = environment_actions(stacked(arrays, "actions")).astype(np.float32)
     np.testing.assert_array_equal(policy.decode(tokens.numpy())[:, 0], expected)
 
 
@@ -166,7 +133,7 @@ def test_openvla_speaks_the_tokens_that_its_authors_code_speaks(folders: dict[st
 def test_openvla_oft_acts_and_is_scored_as_in_rlinf(
     project: str, name: str, dialect: Any, folders: dict[str, Path]
 ) -> None:
-    golden = golden_checkpoint.golden(project)
+    arrays = golden(project)
     is_official = name == "official"
     policy = OpenVlaOft.load(
         folders["official" if is_official else "plain"],
@@ -174,50 +141,50 @@ def test_openvla_oft_acts_and_is_scored_as_in_rlinf(
         cameras=("image", "wrist_image") if is_official else ("image",),
     )
     batch = policy.prepare(observations(256))
-    require_rlinf(policy, batch, golden, name, 56)
+    require_rlinf(policy, batch, arrays, name, 56)
 
 
 @torch.no_grad()
 def test_openvla_acts_and_is_scored_as_in_rlinf(folders: dict[str, Path]) -> None:
     policy = OpenVla.load(folders["plain"], dialect="rlinf")
-    require_rlinf(policy, policy.prepare(observations(256)), golden_checkpoint.golden("rlinf_ar"), "ar", 7)
+    require_rlinf(policy, policy.prepare(observations(256)), golden("rlinf_ar"), "ar", 7)
 
 
-def require_rlinf(policy: Any, batch: Any, golden: dict[str, np.ndarray], name: str, number: int) -> None:
-    for ids, theirs in zip(batch.prompts, golden[f"{name}_prompt_ids"], strict=True):
+def require_rlinf(policy: Any, batch: Any, arrays: dict[str, np.ndarray], name: str, number: int) -> None:
+    for ids, theirs in zip(batch.prompts, arrays[f"{name}_prompt_ids"], strict=True):
         padding = policy.config.llm.pad_token_id
         assert [id_ for id_ in ids.tolist() if id_ != padding] == [id_ for id_ in theirs.tolist() if id_ != padding]
     tokens, log_probs = policy.sample(batch, GREEDY)
-    np.testing.assert_array_equal(tokens, golden[f"{name}_tokens"])
-    require_close(log_probs, golden[f"{name}_log_probs"])
-    expected = environment_actions(golden[f"{name}_actions"]).astype(np.float32)
+    np.testing.assert_array_equal(tokens, arrays[f"{name}_tokens"])
+    require_close(log_probs, arrays[f"{name}_log_probs"])
+    expected = environment_actions(arrays[f"{name}_actions"]).astype(np.float32)
     np.testing.assert_array_equal(policy.decode(tokens.numpy()), expected)
     scores, entropies = policy.log_probs(batch, given(number), torch.full((len(ROWS),), TEMPERATURE))
-    require_close(scores, golden[f"{name}_given_log_probs"])
-    require_close(entropies, golden[f"{name}_given_entropies"])
+    require_close(scores, arrays[f"{name}_given_log_probs"])
+    require_close(entropies, arrays[f"{name}_given_entropies"])
 
 
 @torch.no_grad()
 def test_openvla_oft_acts_and_is_scored_as_in_simplevla_rl(folders: dict[str, Path]) -> None:
-    golden = golden_checkpoint.golden("simplevla_oft")
+    arrays = golden("simplevla_oft")
     policy = uncropped(OpenVlaOft.load(folders["plain"], dialect="simplevla"))
     batch = policy.prepare(observations(224))
     tokens, _ = policy.sample(batch, GREEDY)
-    np.testing.assert_array_equal(tokens, golden["oft_tokens"])
-    expected = environment_actions(golden["oft_actions"]).astype(np.float32)
+    np.testing.assert_array_equal(tokens, arrays["oft_tokens"])
+    expected = environment_actions(arrays["oft_actions"]).astype(np.float32)
     np.testing.assert_array_equal(policy.decode(tokens.numpy()), expected)
     scores, entropies = policy.log_probs(batch, given(56), torch.full((len(ROWS),), TEMPERATURE))
-    require_close(scores, stacked(golden, "oft_given_log_probs"))
-    require_close(entropies, stacked(golden, "oft_given_entropies"))
+    require_close(scores, stacked(arrays, "oft_given_log_probs"))
+    require_close(entropies, stacked(arrays, "oft_given_entropies"))
 
 
 @torch.no_grad()
 def test_openvla_acts_and_is_scored_as_in_simplevla_rl(folders: dict[str, Path]) -> None:
-    golden = golden_checkpoint.golden("simplevla_ar")
+    arrays = golden("simplevla_ar")
     policy = uncropped(OpenVla.load(folders["plain"], dialect="simplevla"))
     batch = policy.prepare(observations(224))
     tokens, _ = policy.sample(batch, GREEDY)
-    np.testing.assert_array_equal(tokens, stacked(golden, "ar_tokens"))
+    np.testing.assert_array_equal(tokens, stacked(arrays, "ar_tokens"))
     scores, entropies = policy.log_probs(batch, given(7), torch.full((len(ROWS),), TEMPERATURE))
-    require_close(scores, stacked(golden, "ar_given_log_probs"))
-    require_close(entropies, stacked(golden, "ar_given_entropies"))
+    require_close(scores, stacked(arrays, "ar_given_log_probs"))
+    require_close(entropies, stacked(arrays, "ar_given_entropies"))

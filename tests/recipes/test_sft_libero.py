@@ -1,5 +1,6 @@
 """Supervised learning from all three layouts, of all heads, with adapters, augmentation and statistics of the data."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from vla_rl.data import LeRobotWriter, RecordedEpisode, statistics_of
 from vla_rl.engines import ImitationConfig, OptimizerConfig
@@ -18,11 +20,20 @@ from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import DIALECTS, ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.models.prismatic.config import ProprioConfig
-from vla_rl.recipes.checkpoints import CheckpointConfig, described, family_of, load_policy
+from vla_rl.recipes.checkpoints import (
+    CheckpointConfig,
+    CheckpointFormat,
+    described,
+    digest_of,
+    family_of,
+    load_policy,
+    weight_bytes,
+)
 from vla_rl.recipes.command_line import Command, Launch
 from vla_rl.recipes.evaluation.libero import require_for_libero
 from vla_rl.recipes.imitation import Samples, augmented_batches, tiny_policy
 from vla_rl.recipes.sft_libero import SftLiberoConfig, main
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "support"))
@@ -279,6 +290,39 @@ def test_what_openvla_does_not_have_is_refused(said: dict[str, Any], tmp_path: P
     asked = CheckpointConfig(policy_family="openvla", norm_key="libero_goal", **said)
     with pytest.raises(ConfigError, match=next(iter(said))):
         load_policy(str(tmp_path / "openvla"), asked, "cpu")
+
+
+def test_new_adapters_and_the_training_of_the_checkpoints_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="lora_rank is 4, expected none with adapter_use train"):
+        SftLiberoConfig(checkpoint="x", lora_rank=4, adapter_use="train")
+    format_ = CheckpointFormat(adapter_use="train")
+    with pytest.raises(ConfigError, match=r"lora_rank is 4, expected none with policy_format\.adapter_use train"):
+        SrpoLiberoConfig(policy="x", lora_rank=4, policy_format=format_)
+
+
+def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    public_checkpoint.write(base, public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    layer = "projector.fc2"
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    peft_config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(peft_config))
+    halves = {"A": torch.ones(2, 192), "B": torch.ones(32, 2)}
+    tensors = {f"base_model.model.{layer}.lora_{half}.weight": tensor for half, tensor in halves.items()}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    asked = CheckpointConfig(policy_family="openvla_oft", norm_key="libero_goal", adapter=str(adapter))
+    plain = msgspec.structs.replace(asked, adapter=None)
+    before = load_policy(str(base), plain, "cpu").checkpoint_tensors()[f"{layer}.weight"]
+    for checkpoint, said in ((str(base), asked), (str(adapter), plain)):
+        policy = load_policy(checkpoint, said, "cpu")
+        change = policy.checkpoint_tensors()[f"{layer}.weight"] - before
+        torch.testing.assert_close(change, torch.full_like(change, 4.0))  # 4 / 2 of ones [32, 2] times ones [2, 192]
+        assert weight_bytes(said.opened(checkpoint)) > weight_bytes(plain.opened(str(base)))
+        assert digest_of(said.opened(checkpoint)) != digest_of(plain.opened(str(base)))
+    kept = load_policy(str(base), msgspec.structs.replace(asked, adapter_use="train"), "cpu")
+    assert kept.config.lora is not None
+    assert kept.config.lora.targets == (layer,)
 
 
 def test_a_vocabulary_is_openvlas_alone(tmp_path: Path) -> None:

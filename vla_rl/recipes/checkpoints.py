@@ -11,7 +11,7 @@ import vla_rl
 from vla_rl.errors import ConfigError
 from vla_rl.models import openvla, openvla_oft  # the policies themselves bring much more, when they are asked for
 from vla_rl.models.openvla_oft.new_parts import NewPart
-from vla_rl.models.prismatic.config import Normalization
+from vla_rl.models.prismatic.config import AdapterUse, Normalization
 from vla_rl.models.prismatic.dialects import Dialect, Vocabulary
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
@@ -64,8 +64,20 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     chunk_size: int | None = None
     """Control steps in a chunk of an OpenVLA-OFT checkpoint that does not say it (25 in ALOHA's); none for LIBERO's 8."""
 
+    adapter: str | None = None
+    """Folder or hub id of an adapter that peft saved and that was trained on the checkpoint, with its head and projectors if
+    it has any. A checkpoint that is nothing but an adapter needs none: it names its base."""
+
+    adapter_use: AdapterUse | None = None
+    """merge: the weights take up what such an adapter adds; train: it stays an adapter, and training goes on with it.
+    None: merge."""
+
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights; auto takes the files'."""
+
+    def opened(self, checkpoint: str | PublicFolder) -> PublicFolder:
+        """The checkpoint with its adapter, read but for its weights. Raises: CheckpointError."""
+        return open_folder(checkpoint, self.adapter)
 
 
 class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
@@ -81,7 +93,7 @@ def is_base_policy(checkpoint: str) -> bool:
 
 
 def family_of(checkpoint: str | PublicFolder) -> Family:
-    """What a checkpoint says it is. Raises: ConfigError where it does not say; CheckpointError where it is none."""
+    """The family that a checkpoint names. Raises: ConfigError if it names none; CheckpointError if it is none."""
     folder = open_folder(checkpoint)
     if folder.extension.family == "openvla":
         return "openvla"
@@ -96,8 +108,8 @@ def family_of(checkpoint: str | PublicFolder) -> Family:
 
 
 def action_head_of(checkpoint: str | PublicFolder) -> Path | None:
-    """The file of the action head that stands beside a public checkpoint, if any. Raises: CheckpointError."""
-    return find_part(open_folder(checkpoint).path, "action_head")
+    """The file of the action head beside a public checkpoint, if any. Raises: CheckpointError."""
+    return find_part(open_folder(checkpoint).folders, "action_head")
 
 
 def load_policy(
@@ -119,6 +131,7 @@ def load_policy(
     Raises: ConfigError for a device that is not there, or a family that has to be said, or is another; CheckpointError
     saying what is missing, unknown or damaged.
     """
+    checkpoint = config.opened(checkpoint)
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     family = family_of(checkpoint) if config.policy_family == "auto" else config.policy_family
     if family != "continuous" and (head := action_head_of(checkpoint)) is not None:
@@ -129,6 +142,7 @@ def load_policy(
         "norm_key": config.norm_key,
         "normalization": config.normalization,
         "dialect": config.dialect,
+        "adapter_use": config.adapter_use or "merge",
         "dtype": dtype,
         "device": device_for(device),
     }
@@ -175,16 +189,15 @@ def device_for(asked: Device) -> torch.device:
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def weight_bytes(checkpoint: str) -> int:
-    """Size of the weight files. Raises: CheckpointError."""
-    path = open_folder(checkpoint).path
-    return sum(file.stat().st_size for file in path.iterdir() if file.suffix in (".safetensors", ".pt"))
+def weight_bytes(folder: PublicFolder) -> int:
+    """Size of the weight files."""
+    return sum(file.stat().st_size for file in folder.all_files if file.suffix in (".safetensors", ".pt", ".bin"))
 
 
-def digest_of(checkpoint: str) -> str:
-    """A fingerprint of every file of a checkpoint: another one means other weights or settings. Raises: CheckpointError."""
+def digest_of(folder: PublicFolder) -> str:
+    """A fingerprint of every file of a checkpoint: another one means other weights or settings."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(file for file in open_folder(checkpoint).path.iterdir() if file.is_file()):
+    for path in folder.all_files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

@@ -176,7 +176,7 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
     if command.launch.dry_run:
         console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
         num_done = sum(key_of(episode) in _results_in(folder) for episode in episodes)
-        print_plan(config, episodes, num_done, config.num_envs, weight_bytes(config.checkpoint), console)
+        print_plan(config, episodes, num_done, config.num_envs, weight_bytes(config.opened(config.checkpoint)), console)
         await _rehearse(config, episodes, folder)
         console.print("everything that the evaluation would read was found")
         return 0
@@ -210,7 +210,7 @@ def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
     names = set(EvalLiberoConfig.__struct_fields__) - {*MAY_CHANGE, "root", "name", "record_to", "assets", "checkpoint"}
     return {
         "checkpoint": config.checkpoint,
-        "checkpoint_digest": digest_of(config.checkpoint),
+        "checkpoint_digest": digest_of(config.opened(config.checkpoint)),
         "assets": assets.source,
         "assets_path": str(assets.path),
         **{name: getattr(config, name) for name in sorted(names)},

@@ -108,10 +108,14 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     policy_format: CheckpointFormat = CheckpointFormat()
     lora_rank: int | None = None
-    """Train adapters of this rank in place of all weights, such as 32; none trains all weights."""
+    """Rank of new adapters that are trained instead of the weights, such as 32. None begins no adapters."""
 
     lora_alpha: int = 16
     """The adapters' share is alpha / rank."""
+
+    lora_targets: Literal["hidden", "all-linear"] = "hidden"
+    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: as OpenVLA's and OpenVLA-OFT's
+    fine-tuning, also the output head and the convolutions that cut patches."""
 
     recompute_activations: bool = False
     """Compute the policy's activations a second time in the backward pass in place of keeping them."""
@@ -124,6 +128,8 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.lora_rank is None or self.lora_rank >= 1, "lora_rank", "at least 1, or none")
+        is_one_choice = self.lora_rank is None or self.policy_format.adapter_use != "train"
+        self.require(is_one_choice, "lora_rank", "none with policy_format.adapter_use train: either trains an adapter")
         self.require(len(self.played) > 0, "tasks", "at least one task")
         self.require(0 < self.train_init_states <= MOST_TRAINED, "train_init_states", f"1 to {MOST_TRAINED} starts")
         for part in (self, self.held_out):
@@ -214,7 +220,7 @@ def starting_policy(config: LiberoConfig) -> "VlaPolicy":
     if config.lora_rank is not None:
         from vla_rl.models.prismatic.config import LoraConfig
 
-        lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha)
+        lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets)
         policy = policy.adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
     if config.recompute_activations:
         policy.recompute_activations()

@@ -28,7 +28,6 @@ from vla_rl.engines.imitation import Demonstration
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.models.images.augmentation import AugmentationConfig
 from vla_rl.models.openvla_oft.new_parts import NewPart
-from vla_rl.models.prismatic.folder import open_folder
 from vla_rl.recipes.checkpoints import (
     CheckpointConfig,
     CheckpointFormat,
@@ -75,10 +74,14 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     those of the update that Ctrl-C stops it at."""
 
     lora_rank: int | None = None
-    """Train adapters of this rank in place of all weights, such as 32; none trains all weights."""
+    """Rank of new adapters that are trained instead of the weights, such as 32. None begins no adapters."""
 
     lora_alpha: int = 16
     """The adapters' share is alpha / rank."""
+
+    lora_targets: Literal["hidden", "all-linear"] = "hidden"
+    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: as OpenVLA's and OpenVLA-OFT's
+    fine-tuning, also the output head and the convolutions that cut patches."""
 
     statistics: Literal["policy", "data"] = "policy"
     """What scales actions and proprioception: the policy's own statistics, or the 1st and 99th percentile of these data
@@ -114,6 +117,8 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         for field in ("save_every", "lora_rank"):
             self.require(getattr(self, field) is None or getattr(self, field) >= 1, field, "at least 1, or none")
+        is_one_choice = self.lora_rank is None or self.adapter_use != "train"
+        self.require(is_one_choice, "lora_rank", "none with adapter_use train: either trains an adapter")
         if self.checkpoint is None:
             for name in (*CheckpointFormat.__struct_fields__, "new_parts"):
                 given, default = getattr(self, name), getattr(_NOTHING_SAID, name, ())
@@ -129,7 +134,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
         policy.network.to(device_for(config.device))
     else:
-        folder = open_folder(config.checkpoint)
+        folder = config.opened(config.checkpoint)
         if found is not None:
             key = config.norm_key or Path(config.demonstrations).name
             folder, config = with_statistics(folder, found, key), msgspec.structs.replace(config, norm_key=key)
@@ -139,7 +144,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
         return policy
     from vla_rl.models.prismatic.config import LoraConfig
 
-    lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha)
+    lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets)
     return policy.adapted(lora, seed=derive_seed(config.seed, "adapters"))
 
 

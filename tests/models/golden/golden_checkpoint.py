@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import golden_recipe
-import numpy as np
 import torch
 from safetensors.torch import save_file
 
@@ -13,16 +12,12 @@ FILES = Path(__file__).parent
 LAYOUT: dict[str, dict[str, list[int]]] = json.loads((FILES / "layout.json").read_text())
 """Names and shapes of every file's tensors, as the reference projects hold them."""
 
-PROPRIO_INSIDE = {
-    f"proprio_projector.{name.removeprefix('module.')}": shape
-    for name, shape in LAYOUT["proprio_projector--1_checkpoint.pt"].items()
-}
+HEAD, PROPRIO = "action_head--1_checkpoint.pt", "proprio_projector--1_checkpoint.pt"
+DIFFUSION = ("diffusion/action_head--1_checkpoint.pt", "diffusion/noisy_action_projector--1_checkpoint.pt")
+FILM = "film/vision_backbone--1_checkpoint.pt"
+"""Parts of the layout."""
 
-
-def golden(name: str) -> dict[str, np.ndarray]:
-    """Read the outputs of one project."""
-    with np.load(FILES / f"{name}.npz") as arrays:
-        return dict(arrays)
+PROPRIO_INSIDE = {f"proprio_projector.{name.removeprefix('module.')}": shape for name, shape in LAYOUT[PROPRIO].items()}
 
 
 def write(folder: Path, *parts: str, proprio_inside: bool = False) -> Path:
@@ -45,6 +40,24 @@ def write(folder: Path, *parts: str, proprio_inside: bool = False) -> Path:
     save_file(tensors(main), folder / "model.safetensors", {"format": "pt"})
     for part in parts:
         torch.save(tensors(LAYOUT[part]), folder / part.rpartition("/")[2])
+    return folder
+
+
+def write_adapter(folder: Path, base: Path | str = "openvla/openvla-7b") -> Path:
+    """Write the adapter as peft saved it: its configuration, its halves, and a copy of the output head's weight.
+
+    Args:
+        folder: must not exist yet.
+        base: what the configuration calls the checkpoint that the adapter was trained on.
+    """
+    folder.mkdir(parents=True)
+    config = json.loads((FILES / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(base)}))
+    found = tensors(LAYOUT["lora_adapter/adapter_model.safetensors"])
+    halves = {name: golden_recipe.ADAPTER_GAIN * tensor for name, tensor in found.items() if ".lora_" in name}
+    head = tensors({"language_model.lm_head.weight": LAYOUT["model.safetensors"]["language_model.lm_head.weight"]})
+    copied = {"base_model.model.language_model.lm_head.base_layer.weight": head["language_model.lm_head.weight"]}
+    save_file({**halves, **copied}, folder / "adapter_model.safetensors", {"format": "pt"})
     return folder
 
 

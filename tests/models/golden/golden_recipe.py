@@ -21,6 +21,9 @@ TOWERS = ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_22
 TOWER_SIZES = {"embed_dim": 24, "depth": 3, "num_heads": 2}
 """Arguments of `timm.create_model` that shrink both towers."""
 
+ADAPTER_GAIN = np.float32(0.3)
+"""Both halves of the golden adapter are the recipe's weights times this."""
+
 NORM_KEY = "libero_goal_no_noops"
 INSTRUCTIONS = (
     "pick up the black bowl between the plate and the ramekin and place it on the plate",

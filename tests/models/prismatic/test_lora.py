@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from vla_rl.errors import ConfigError
+from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.types import Sampling
@@ -40,6 +42,75 @@ def test_only_adapters_and_what_stands_beside_the_trunk_are_trained(adapted: Ope
     assert any("language_model.model.layers.0.self_attn.q_proj.lora_A" in name for name in trained)
     assert any("vision_backbone.featurizer.blocks.0.attn.qkv.lora_B" in name for name in trained)
     assert not any("lm_head" in name for name in trained)
+
+
+AUTHORS_OWN = {
+    "language_model.lm_head",
+    "vision_backbone.featurizer.patch_embed.proj",
+    "vision_backbone.fused_featurizer.patch_embed.proj",
+}
+"""Layers that peft's "all-linear" adapts in OpenVLA, and our own set does not."""
+
+
+def adapted_layers(policy: OpenVlaOft | OpenVla) -> set[str]:
+    return {name.partition(".lora_A.")[0] for name in policy.checkpoint_tensors() if ".lora_A." in name}
+
+
+def test_all_linear_adds_the_output_head_and_the_patches_to_our_own_set(adapted: OpenVlaOft) -> None:
+    policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
+    wide = policy.adapted(LoraConfig(rank=4, alpha=8, targets="all-linear"), seed=1)
+    assert adapted_layers(wide) - adapted_layers(adapted) == AUTHORS_OWN
+    assert adapted_layers(adapted) < adapted_layers(wide)
+
+
+@pytest.mark.parametrize("family", [OpenVla, OpenVlaOft])
+def test_an_adapted_output_head_and_its_merged_weights_give_the_same_tokens(
+    family: Any, make_observation: MakeObservation, tmp_path: Path
+) -> None:
+    shape = tiny(image_size=28, cameras=("image",), proprio=None)
+    if family is OpenVla:
+        shared = {name: getattr(shape, name) for name in OpenVlaConfig.__struct_fields__ if hasattr(shape, name)}
+        shape = OpenVlaConfig(**shared)
+    policy = family.create(shape, seed=0)
+    wide = policy.adapted(LoraConfig(rank=4, alpha=8, targets="all-linear"), seed=1)
+    batch, tokens = policy.prepare([make_observation(0)]), torch.full((1, 7 * shape.chunk_size), 900)
+
+    def scores(of: Any) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = of.log_probs(batch, tokens, torch.ones(1))[0]
+        return found
+
+    torch.testing.assert_close(scores(wide), scores(policy), atol=1e-5, rtol=0)
+    shake(wide)
+    only_head = wide.copy()
+    for name, parameter in only_head.network.named_parameters():
+        if ".lora_B." in name and not name.startswith("language_model.lm_head"):
+            parameter.data.zero_()
+    assert (scores(only_head) - scores(policy)).abs().max() > 1e-3
+    torch.testing.assert_close(scores(wide.merged()), scores(wide), atol=5e-5, rtol=0)
+    wide.save(tmp_path / "wide")
+    again = family.load(tmp_path / "wide")
+    assert again.config.lora == LoraConfig(rank=4, alpha=8, targets="all-linear")
+    assert torch.equal(scores(again), scores(wide))
+
+
+def test_targets_may_be_layers_by_name_and_nothing_else() -> None:
+    policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
+    named = ("language_model.model.layers.0.self_attn.q_proj", "projector.fc2")
+    assert adapted_layers(policy.adapted(LoraConfig(rank=2, targets=named), seed=0)) == set(named)
+    with pytest.raises(ConfigError, match=r"names projector\.fc9, which is no linear layer or convolution"):
+        policy.adapted(LoraConfig(targets=("projector.fc9",)), seed=0)
+    with pytest.raises(ConfigError, match="targets is 'all', expected 'hidden', 'all-linear', or a tuple of layers"):
+        LoraConfig(targets="all")  # type: ignore[arg-type]
+
+
+def test_a_policy_that_was_saved_with_adapters_goes_on_training_them_alone(adapted: OpenVlaOft, tmp_path: Path) -> None:
+    adapted.save(tmp_path / "adapted")
+    learns = [
+        {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
+        for policy in (adapted, OpenVlaOft.load(tmp_path / "adapted"))
+    ]
+    assert learns[0] == learns[1]
 
 
 def test_merged_adapters_act_as_they_did_beside_the_weights(

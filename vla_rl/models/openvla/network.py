@@ -84,8 +84,7 @@ class OpenVlaNetwork(PrismaticNetwork):
         return torch.cat([words[:, :1], patches, words[:, 1:]], dim=1), patches.shape[1]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = hidden @ self.language_model.lm_head.weight[self._head_rows].T
-        return logits
+        return self.head_logits(hidden, self._head_rows)
 
 
 class Decoding:

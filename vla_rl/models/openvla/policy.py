@@ -16,23 +16,21 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.openvla.network import OpenVlaNetwork
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
-from vla_rl.models.prismatic.config import LlmConfig, Normalization
+from vla_rl.models.prismatic.config import AdapterUse, LlmConfig, Normalization
 from vla_rl.models.prismatic.dialects import Dialect, Vocabulary, conventions_of
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
+from vla_rl.models.prismatic.loading import load_folder, with_adapter
 from vla_rl.models.prismatic.policy import PrismaticPolicy, require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
 from vla_rl.models.prismatic.public_config import (
     Extension,
     agreed,
-    inner_name,
     known_conventions,
     require_family,
     shared_config,
 )
 from vla_rl.models.prismatic.saving import checkpoint_files, read_tokenizer
 from vla_rl.models.prismatic.statistics import bounds_of, choose_key, gripper_of
-from vla_rl.models.prismatic.trunk import materialise
-from vla_rl.models.prismatic.weights import load_weights
 from vla_rl.types import Sampling
 
 
@@ -67,6 +65,8 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         dialect: Dialect | None = None,
         vocabulary: Vocabulary | None = None,
         camera: str | None = None,
+        adapter: Path | str | None = None,
+        adapter_use: AdapterUse = "merge",
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> "OpenVla":
@@ -81,18 +81,21 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
                 OpenVLA's.
             vocabulary: token ids over which probabilities are normalised; None for the checkpoint's own, else the dialect's.
             camera: observation key of its image; None for the checkpoint's own, else `image`.
+            adapter: a folder or hub id of an adapter that peft saved and that was trained on this checkpoint. A folder that
+                is an adapter needs none: it names its base.
+            adapter_use: `merge` it into the weights, or keep it to `train` it.
             dtype: of the parameters; None takes the files'.
             device: where the parameters go.
 
         Raises: CheckpointError saying what is missing, unknown or damaged, or how much memory is lacking.
         """
-        folder = open_folder(checkpoint)
+        folder = open_folder(checkpoint, adapter)
         config = config_of(folder, norm_key, normalization, dialect, vocabulary, camera)
+        config = with_adapter(config, folder, adapter_use, OpenVlaNetwork)
         tokenizer = read_tokenizer(config)
         with torch.device("meta"):
             network = OpenVlaNetwork(config)
-        load_weights(network, folder.path, inner_name=inner_name, dtype=dtype, device=device)
-        materialise(network, device)
+        load_folder(network, folder, dtype=dtype, device=device)
         return cls(config, network, tokenizer, folder)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
@@ -163,7 +166,7 @@ def config_of(
     """The configuration of a checkpoint folder. Raises: CheckpointError for another family, or statistics it lacks."""
     extension = folder.extension
     require_family(folder.path, extension, "openvla")
-    if beside := sorted(path.name for path in folder.path.glob("*checkpoint*.pt")):
+    if beside := sorted(path.name for place in folder.folders for path in place.glob("*checkpoint*.pt")):
         raise CheckpointError(
             f"{folder.path} has {', '.join(beside)} beside its weights, as OpenVLA-OFT's checkpoints do; load it with "
             "OpenVlaOft or ContinuousOpenVlaOft."
@@ -171,7 +174,7 @@ def config_of(
     key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
     statistics = folder.statistics[key]
     scale: Normalization = agreed(folder.path, "normalization", extension.normalization, normalization, "bounds_q99")
-    shared = shared_config(folder.public, extension, folder.path)
+    shared = shared_config(folder.public, extension, folder.tokenizer_file)
     llm: LlmConfig = shared.pop("llm")
     conventions = conventions_of(folder.path, known_conventions(extension), dialect, without=("has_stop_token",))
     gripper = gripper_of(statistics, extension)

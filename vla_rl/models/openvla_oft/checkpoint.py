@@ -10,17 +10,17 @@ from tokenizers import Tokenizer
 
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.openvla_oft.config import Head, OpenVlaOftConfig
-from vla_rl.models.openvla_oft.film_part import TOWER_PREFIX
+from vla_rl.models.openvla_oft.film_part import FILMED_TOWERS, TOWER_PREFIX
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.new_parts import NewPart, begin_anew, require_known, require_new
 from vla_rl.models.openvla_oft.parts import FILM_TOWERS, parts_beside, read_parts, require_whole_towers
-from vla_rl.models.prismatic.config import LlmConfig, Normalization
+from vla_rl.models.prismatic.config import AdapterUse, LlmConfig, Normalization
 from vla_rl.models.prismatic.dialects import Dialect, conventions_of
 from vla_rl.models.prismatic.folder import PublicFolder
+from vla_rl.models.prismatic.loading import load_folder, with_adapter
 from vla_rl.models.prismatic.public_config import (
     Extension,
     agreed,
-    inner_name,
     known_conventions,
     public_name,
     require_family,
@@ -28,8 +28,7 @@ from vla_rl.models.prismatic.public_config import (
 )
 from vla_rl.models.prismatic.saving import checkpoint_files
 from vla_rl.models.prismatic.statistics import bounds_of, choose_key, gripper_of, proprio_of
-from vla_rl.models.prismatic.trunk import materialise
-from vla_rl.models.prismatic.weights import load_weights, stored_dtype, tensor_files
+from vla_rl.models.prismatic.weights import NORM, stored_dtype, tensor_files
 
 EPSILON: Final = 1e-8
 """What OpenVLA-OFT's code adds to the range of the statistics; OpenVLA's does not."""
@@ -47,15 +46,16 @@ def config_of(
     dialect: Dialect | None,
     cameras: tuple[str, ...] | None,
     chunk_size: int | None,
+    adapter_use: AdapterUse = "merge",
     new_parts: Collection[NewPart] = (),
 ) -> OpenVlaOftConfig:
-    """The configuration of a checkpoint folder, with what is said of it where it does not say so itself.
+    """Read the configuration of a checkpoint; arguments fill in what its files leave out.
 
     Arguments are those of `ContinuousOpenVlaOft.load`; `head` is None for whichever continuous one it is.
 
     Raises: CheckpointError where the folder holds another family, head or chunk, or lacks the statistics.
     """
-    extension, beside = folder.extension, parts_beside(folder.path)
+    extension, beside = folder.extension, parts_beside(folder.folders)
     require_family(folder.path, extension, "openvla_oft")
     require_known(new_parts)
     if head == "tokens" and "action_head" in beside:
@@ -80,11 +80,11 @@ def config_of(
             f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one among its weights; load it "
             "with OpenVlaOft (policy_family openvla_oft), or let fine-tuning begin with one (new_parts: action_head)."
         )
-    shared = shared_config(folder.public, extension, folder.path)
+    shared = shared_config(folder.public, extension, folder.tokenizer_file)
     llm: LlmConfig = shared.pop("llm")
     bounds = bounds_of(statistics, scale, gripper=gripper_of(statistics, extension), epsilon=_epsilon_of(extension))
     conventions = conventions_of(folder.path, known_conventions(extension), dialect, without=("vocabulary", "epsilon"))
-    return OpenVlaOftConfig(
+    config = OpenVlaOftConfig(
         **shared,
         llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
         images=conventions.images,
@@ -98,6 +98,12 @@ def config_of(
         has_film=extension.has_film or FILM_TOWERS in beside or "film" in new_parts,
         has_stop_token=conventions.has_stop_token,
     )
+    if adapter_use == "train" and config.has_film and folder.adapter is not None:
+        raise CheckpointError(
+            f"{folder.path} has FiLM, whose part holds the towers' adapters merged in; merge its adapter too, and begin new "
+            "ones (lora_rank, or `adapted`)."
+        )
+    return with_adapter(config, folder, adapter_use, OpenVlaOftNetwork)
 
 
 def load_network(
@@ -112,24 +118,23 @@ def load_network(
     with torch.device("meta"):
         network = OpenVlaOftNetwork(config)
     main = tensor_files(folder.path)
-    dtype_beside = dtype or stored_dtype(folder.path, "language_model.model.norm.weight")
-    beside = read_parts(folder.path, dtype_beside)
+    dtype_beside = dtype or stored_dtype(folder.path, NORM)
+    beside = read_parts(folder.folders, dtype_beside)
     require_new(new_parts, network, [*main, *beside], folder.path)
     begin_anew(new_parts, network, seed, dtype_beside, device)
     require_whole_towers(beside, {public_name(name) for name in network.state_dict()}, folder.path)
     twice = sorted(name for name in main.keys() & beside.keys() if not name.startswith(TOWER_PREFIX))
     if twice:
         raise CheckpointError(f"{folder.path} has {twice[0]} twice: among its weights, and in a part beside them.")
-    load_weights(
+    load_folder(
         network,
-        folder.path,
-        inner_name=inner_name,
+        folder,
         beside=beside,
         missing=tuple(f"{part}." for part in new_parts),
+        without=(FILMED_TOWERS,) if config.has_film else (),
         dtype=dtype,
         device=device,
     )
-    materialise(network, device)
     return network
 
 

@@ -25,7 +25,7 @@ from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionScaler
-from vla_rl.models.prismatic.config import Normalization
+from vla_rl.models.prismatic.config import AdapterUse, Normalization
 from vla_rl.models.prismatic.dialects import Dialect
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import require_chunks
@@ -62,6 +62,8 @@ class ContinuousOpenVlaOft(OftPolicy):
         dialect: Dialect | None = None,
         cameras: tuple[str, ...] | None = None,
         chunk_size: int | None = None,
+        adapter: Path | str | None = None,
+        adapter_use: AdapterUse = "merge",
         new_parts: Collection[NewPart] = (),
         seed: int = 0,
         dtype: torch.dtype | None = None,
@@ -74,7 +76,7 @@ class ContinuousOpenVlaOft(OftPolicy):
             cameras: None for the checkpoint's own, else the fixed camera and the hand's.
             new_parts: `action_head` makes OpenVLA, or OpenVLA-OFT with tokens, a policy to be fine-tuned to numbers.
         """
-        origin = open_folder(folder)
+        origin = open_folder(folder, adapter)
         config = checkpoint.config_of(
             origin,
             head,
@@ -83,6 +85,7 @@ class ContinuousOpenVlaOft(OftPolicy):
             dialect=dialect,
             cameras=cameras,
             chunk_size=chunk_size,
+            adapter_use=adapter_use,
             new_parts=new_parts,
         )
         tokenizer = read_tokenizer(config)

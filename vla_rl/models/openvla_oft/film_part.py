@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
+from vla_rl.models.prismatic.peft_adapter import adapters_in
 
 TOWERS: Final = ("featurizer", "fused_featurizer")
 TOWER_PREFIX: Final = "vision_backbone."
 FILM_PREFIX: Final = "film."
+
+FILMED_TOWERS: Final = "vision_backbone.vision_backbone."
+"""Beginning of the towers' layers in an adapter that peft saved while FiLM stood around the towers."""
 
 RANK: Final = 32
 """Of the adapters that are written: OpenVLA-OFT's own default (`lora_rank`)."""
@@ -32,7 +36,6 @@ LARGEST_ALPHA: Final = 16
 _TOWER = re.compile(rf"(?:vision_backbone\.){{1,2}}({'|'.join(TOWERS)})\.(.+)")
 _FILM = re.compile(r"blocks\.(\d+)\.((?:scale|shift)\.(?:weight|bias))")
 _BLOCK = re.compile(r"blocks\.(\d+)\.block\.(.+)")
-_ADAPTER = re.compile(r"(.+)\.lora_([AB])\.([^.]+)\.weight")
 
 
 def read_film(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -75,47 +78,21 @@ def written_film(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _with_adapters_merged(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Layers with their adapters added: W + alpha / rank * B A in float32, rounded to W's dtype."""
-    adapters = _adapters_of(part, path)
+    adapters = adapters_in(part, path, lambda rank: min(rank, LARGEST_ALPHA) / rank)
     merged: dict[str, Tensor] = {}
     for name, tensor in part.items():
         if ".lora_" in name:
             continue
         owner, is_wrapped, leaf = name.rpartition(".base_layer.")
         if is_wrapped and leaf == "weight" and owner in adapters:
-            tensor = _merged(name, tensor, *adapters.pop(owner), path)
+            adapter = adapters.pop(owner)
+            if adapter.weight_shape != list(tensor.shape):
+                raise CheckpointError(f"{path} has an adapter of another shape than {name} {list(tensor.shape)}.")
+            tensor = adapter.merged(tensor)
         merged[f"{owner}.{leaf}" if is_wrapped else name] = tensor
     if adapters:
         raise CheckpointError(f"{path} has an adapter for {min(adapters)}, which it does not hold.")
     return merged
-
-
-def _adapters_of(part: Mapping[str, Tensor], path: Path) -> dict[str, tuple[Tensor, Tensor]]:
-    """A and B by the layer that they stand on."""
-    halves: dict[str, dict[str, Tensor]] = {}
-    kinds: set[str] = set()
-    for name, tensor in part.items():
-        if ".lora_" not in name:
-            continue
-        adapter = _ADAPTER.fullmatch(name)
-        if adapter is None:
-            raise CheckpointError(f"{path} holds {name}; expected adapters of the plain kind, lora_A and lora_B.")
-        owner, half, kind = adapter.groups()
-        halves.setdefault(owner, {})[half] = tensor
-        kinds.add(kind)
-    if len(kinds) > 1:
-        raise CheckpointError(f"{path} has the adapters {', '.join(sorted(kinds))}; expected one.")
-    for owner, found in halves.items():
-        if found.keys() != {"A", "B"}:
-            raise CheckpointError(f"{path} has half an adapter for {owner}.")
-    return {owner: (found["A"], found["B"]) for owner, found in halves.items()}
-
-
-def _merged(name: str, weight: Tensor, down: Tensor, up: Tensor, path: Path) -> Tensor:
-    rank = down.shape[0]
-    if weight.ndim < 2 or (up.shape[0], *down.shape[1:]) != weight.shape or up.shape[1] != rank:
-        raise CheckpointError(f"{path} has an adapter of another shape than {name} {list(weight.shape)}.")
-    change = min(rank, LARGEST_ALPHA) / rank * (up.float().flatten(1) @ down.float().flatten(1))
-    return (weight.float() + change.view_as(weight)).to(weight.dtype)
 
 
 def _with_new_adapter(name: str, tensor: Tensor) -> dict[str, Tensor]:

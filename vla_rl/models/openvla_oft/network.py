@@ -55,8 +55,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
 
     def forward(self, batch: PrismaticBatch) -> Tensor:
         """Logits over the action tokens, [B, T, num_bins], by rising token id; `batch` is on this network's device."""
-        logits: Tensor = self.read(batch) @ self.language_model.lm_head.weight[self._action_ids].T
-        return logits
+        return self.head_logits(self.read(batch), self._action_ids)
 
     def regress(self, batch: PrismaticBatch) -> Tensor:
         """The chunk in [-1, 1] by the L1 head, [B, H, D]."""

@@ -8,7 +8,7 @@
 They are read without running anything of them, and written so that that code finds and loads them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,30 +25,32 @@ MODULES: Final = ("action_head", "proprio_projector", "noisy_action_projector")
 FILM_TOWERS: Final = "vision_backbone"
 
 
-def parts_beside(folder: Path) -> dict[str, Path]:
-    """The parts of a checkpoint folder by name. Raises: CheckpointError where there are several of one, or strangers."""
-    found = {part: find_part(folder, part) for part in (*MODULES, FILM_TOWERS)}
-    known = {part: path for part, path in found.items() if path is not None}
-    for path in sorted(folder.glob("*--*checkpoint*.pt")):
-        if path not in known.values():
+def parts_beside(folders: Sequence[Path]) -> dict[str, Path]:
+    """The parts of a checkpoint by name, each from the first folder that has it.
+
+    Raises: CheckpointError if a folder has several of one, or a part that is not known.
+    """
+    found = {part: find_part(folders, part) for part in (*MODULES, FILM_TOWERS)}
+    for path in (path for folder in folders for path in sorted(folder.glob("*--*checkpoint*.pt"))):
+        if not any(part in path.name for part in found):
             raise CheckpointError(
-                f"{folder} has {path.name} beside its weights, which is none of the parts that are read here "
+                f"{path.parent} has {path.name} beside its weights, which is none of the parts that are read here "
                 f"({', '.join(found)}); move it away if the policy is to do without."
             )
-    return known
+    return {part: path for part, path in found.items() if path is not None}
 
 
-def read_parts(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+def read_parts(folders: Sequence[Path], dtype: torch.dtype) -> dict[str, Tensor]:
     """All that stands beside a checkpoint's main weights, under public names.
 
     Args:
-        folder: of the checkpoint.
+        folders: of the checkpoint; what an earlier one has comes before what a later one has.
         dtype: that they are cast to; OpenVLA-OFT's code keeps some in float32 and casts them to the main weights' to act.
 
     Raises: CheckpointError.
     """
     tensors: dict[str, Tensor] = {}
-    for part, path in parts_beside(folder).items():
+    for part, path in parts_beside(folders).items():
         held = load_part(path)
         if part == FILM_TOWERS:
             held = read_film(held, path)

@@ -17,7 +17,7 @@ from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
-from vla_rl.models.prismatic.config import Normalization
+from vla_rl.models.prismatic.config import AdapterUse, Normalization
 from vla_rl.models.prismatic.dialects import Dialect
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import require_chunks
@@ -54,6 +54,8 @@ class OpenVlaOft(OftPolicy):
         dialect: Dialect | None = None,
         cameras: tuple[str, ...] | None = None,
         chunk_size: int | None = None,
+        adapter: Path | str | None = None,
+        adapter_use: AdapterUse = "merge",
         new_parts: Collection[NewPart] = (),
         seed: int = 0,
         dtype: torch.dtype | None = None,
@@ -69,6 +71,9 @@ class OpenVlaOft(OftPolicy):
             dialect: whose conventions it was trained with; None for the checkpoint's own, else OpenVLA-OFT's.
             cameras: observation keys of its images; None for the checkpoint's own, else the fixed camera alone.
             chunk_size: control steps in a chunk; None for the checkpoint's own, else the 8 of LIBERO's 7 numbers an action.
+            adapter: a folder or hub id of an adapter that peft saved and that was trained on this checkpoint; parts beside
+                it come before the checkpoint's. A folder that is an adapter needs none: it names its base.
+            adapter_use: `merge` it into the weights, or keep it to `train` it.
             new_parts: what it lacks and fine-tuning is to begin with, such as `proprio_projector`.
             seed: of their first weights.
             dtype: of the parameters; None takes the files'.
@@ -76,7 +81,7 @@ class OpenVlaOft(OftPolicy):
 
         Raises: CheckpointError saying what is missing, unknown or damaged, or how much memory is lacking.
         """
-        origin = open_folder(folder)
+        origin = open_folder(folder, adapter)
         config = checkpoint.config_of(
             origin,
             "tokens",
@@ -85,6 +90,7 @@ class OpenVlaOft(OftPolicy):
             dialect=dialect,
             cameras=cameras,
             chunk_size=chunk_size,
+            adapter_use=adapter_use,
             new_parts=new_parts,
         )
         tokenizer = read_tokenizer(config)

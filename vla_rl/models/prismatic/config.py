@@ -95,8 +95,17 @@ LIBERO_PROPRIO: Final = ProprioConfig(
 """Hand position [m], its axis-angle [rad] and both finger positions [m], over all of LIBERO's scenes."""
 
 
+LoraTargets: TypeAlias = Literal["hidden", "all-linear"] | tuple[str, ...]
+"""Layers that have an adapter.
+
+    hidden       every linear layer of towers, projector and trunk, but not the output head
+    all-linear   as OpenVLA and OpenVLA-OFT are fine-tuned: the output head and the convolutions that cut patches, too
+    a tuple      the layers of these names: an adapter that was made elsewhere may stand on any
+"""
+
+
 class LoraConfig(Config, frozen=True, kw_only=True):
-    """Low-rank adapters; the defaults are those that OpenVLA and OpenVLA-OFT were fine-tuned with."""
+    """Low-rank adapters. Rank and alpha are those that OpenVLA and OpenVLA-OFT were fine-tuned with."""
 
     rank: int = 32
     """Inner width of an adapter."""
@@ -104,10 +113,20 @@ class LoraConfig(Config, frozen=True, kw_only=True):
     alpha: int = 16
     """The adapter's share is alpha / rank."""
 
+    targets: LoraTargets = "hidden"
+    """Layers that have an adapter: `hidden`, `all-linear`, or a tuple of names."""
+
     def __post_init__(self) -> None:
         self.require(self.rank >= 1, "rank", "at least 1")
         self.require(self.alpha >= 1, "alpha", "at least 1")
+        is_known = (
+            len(self.targets) > 0 if isinstance(self.targets, tuple) else self.targets in ("hidden", "all-linear")
+        )
+        self.require(is_known, "targets", "'hidden', 'all-linear', or a tuple of layers")
 
+
+AdapterUse: TypeAlias = Literal["merge", "train"]
+"""`merge`: the weights take up what an adapter adds. `train`: it stays an adapter, and training goes on with it."""
 
 Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
 """`bounds_q99`: the 1st and 99th percentile (LIBERO, Bridge). `bounds`: least and greatest value (ALOHA)."""
@@ -149,7 +168,7 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     """Which of those statistics' numbers the bounds are."""
 
     lora: LoraConfig | None = None
-    """Adapters that are trained in place of the weights; none trains everything."""
+    """Adapters that are trained instead of the weights; none trains everything."""
 
     def __post_init__(self) -> None:
         self.require(self.image_size >= 14, "image_size", "at least one patch of 14 pixels")

@@ -1,10 +1,13 @@
-"""A checkpoint folder in the public layout: found, read, and later written back with everything that was in it.
+"""A checkpoint in the public layout: found, read, and later written back with everything that was in it.
 
-Nothing of it is executed: Python files beside the weights are carried along as bytes and never imported. Nothing is
-written into it either; a policy that was trained is saved to a folder of its own.
+It is one folder, or two if its weights are a base and an adapter that peft saved: then parts and small files beside the
+adapter come before the base's. Nothing of it is executed: Python files beside the weights are carried along as bytes and
+never imported. Nothing is written into it either; a policy that was trained is saved to a folder of its own.
 """
 
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,8 +15,10 @@ from typing import Final
 from vla_rl.engines.atomic_folder import MANIFEST
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.hub import HUB_ID, downloaded
+from vla_rl.models.prismatic.peft_adapter import ADAPTER_CONFIG, LORA_FOLDER, PeftAdapter, find_adapter
 from vla_rl.models.prismatic.public_config import (
     CONFIG_FILE,
+    EXTENSION_FILE,
     TOKENIZER_FILE,
     Extension,
     PublicConfig,
@@ -21,12 +26,17 @@ from vla_rl.models.prismatic.public_config import (
     read_public_config,
 )
 from vla_rl.models.prismatic.statistics import Statistics, read_statistics
-from vla_rl.models.prismatic.weights import INDEX_FILE
+from vla_rl.models.prismatic.weights import INDEX_FILE, MAIN_WEIGHTS, holds_weights
 
 COMPANION_BYTES: Final = 16 << 20
 """Files up to this size that are not weights are carried from a loaded folder to a saved one."""
 
 _WEIGHTS: Final = (".safetensors", ".pt", ".bin", ".pth")
+
+_SNAPSHOT = re.compile(r".*/models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?")
+"""Where the hub's client keeps a repository: OpenVLA-OFT's training notes such a path as the base of an adapter."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,8 @@ class PublicFolder:
     """A checkpoint on disk, read but for its weights."""
 
     path: Path
+    """Folder of the main weights."""
+
     public: PublicConfig
     extension: Extension
     statistics: Mapping[str, Statistics]
@@ -43,36 +55,121 @@ class PublicFolder:
     """Every small file beside the weights, as it was; `config.json` and the tokenizer among them."""
 
     index: bytes | None
-    """Which shard holds which tensor; None where the weights are one file."""
+    """Which shard holds which tensor; None if the weights are one file."""
+
+    adapter: PeftAdapter | None = None
+    """An adapter that belongs on the main weights."""
+
+    beside_adapter: Path | None = None
+    """Folder of the parts and small files that were trained together with the adapter."""
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """Folders of parts and small files; what an earlier one has comes before what a later one has."""
+        return (self.path,) if self.beside_adapter is None else (self.beside_adapter, self.path)
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The tokenizer, which prompts are made with."""
+        return _first_with(TOKENIZER_FILE, self.folders) / TOKENIZER_FILE
+
+    @property
+    def all_files(self) -> tuple[Path, ...]:
+        """Every file, the adapter's included."""
+        places = dict.fromkeys((*self.folders, *([self.adapter.path] if self.adapter else [])))
+        return tuple(file for place in places for file in sorted(place.iterdir()) if file.is_file())
 
 
-def open_folder(checkpoint: Path | str | PublicFolder) -> PublicFolder:
-    """Read a local folder, or a repository of the Hugging Face hub by its id; one that is read already stays as it is.
+def open_folder(checkpoint: Path | str | PublicFolder, adapter: Path | str | None = None) -> PublicFolder:
+    """Read a checkpoint, but for its weights; one that is read already stays as it is.
 
-    Raises: CheckpointError where it is neither, or is not a checkpoint of OpenVLA's architecture.
+    Args:
+        checkpoint: a folder, or a repository of the Hugging Face hub by its id. One without weights of its own but with an
+            adapter is read on the base that the adapter names.
+        adapter: folder or hub id of an adapter that was trained on `checkpoint`, and of the parts that go with it.
+
+    Raises: CheckpointError if it is neither, or is not a checkpoint of OpenVLA's architecture.
     """
     if isinstance(checkpoint, PublicFolder):
         return checkpoint
-    path = _locate(checkpoint)
-    public = read_public_config(path)
-    files = {
-        file.name: file.read_bytes()
-        for file in sorted(path.iterdir())
-        if file.is_file()
-        and file.suffix not in _WEIGHTS
-        and file.name not in (MANIFEST, INDEX_FILE)
-        and file.stat().st_size <= COMPANION_BYTES
-    }
+    if adapter is not None:
+        return _read_adapted(_located(checkpoint), _located(adapter, without=(MAIN_WEIGHTS,)))
+    path = _located(checkpoint, without=(f"{LORA_FOLDER}/*",))
+    if holds_weights(path):
+        if (path / LORA_FOLDER / ADAPTER_CONFIG).is_file():
+            _log.info("%s is taken as its weights are; OpenVLA-OFT merges %s into them", path, LORA_FOLDER)
+        return _read(path, None, None)
+    path = _located(checkpoint)
+    found = find_adapter(path)
+    return _read(path, None, None) if found is None else _read_adapted(_base_of(found), path)
+
+
+def _read_adapted(base: Path, folder: Path) -> PublicFolder:
+    """A base with the adapter in `folder`, and the parts and small files around it."""
+    adapter = find_adapter(folder)
+    if adapter is None:
+        raise CheckpointError(f"{folder} has no adapter; expected {ADAPTER_CONFIG} in it, or in its {LORA_FOLDER}.")
+    beside = adapter.path.parent if adapter.path.name == LORA_FOLDER else adapter.path
+    if beside == base:
+        raise CheckpointError(
+            f"the weights of {base} have the adapter in its {LORA_FOLDER} merged in already, as OpenVLA-OFT saves them; "
+            "leave the adapter out, or name it together with the checkpoint that it was trained on."
+        )
+    return _read(base, adapter, beside)
+
+
+def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> PublicFolder:
+    folders = (path,) if beside is None else (beside, path)
+    files: dict[str, bytes] = {}
+    for folder in reversed(folders):
+        files |= _small_files(folder, adapter)
+    public = read_public_config(_first_with(CONFIG_FILE, folders))
     if TOKENIZER_FILE not in files:
         raise CheckpointError(f"{path} has no {TOKENIZER_FILE}; expected one beside {CONFIG_FILE}.")
+    extension = read_extension(_first_with(EXTENSION_FILE, folders))
+    if adapter is not None and extension.lora is not None:
+        raise CheckpointError(f"{path} has adapters of its own, saved here; merge them before it takes another one.")
     index = (path / INDEX_FILE).read_bytes() if (path / INDEX_FILE).is_file() else None
-    return PublicFolder(path, public, read_extension(path), read_statistics(path, public.norm_stats), files, index)
+    statistics = read_statistics(folders, public.norm_stats)
+    return PublicFolder(path, public, extension, statistics, files, index, adapter, beside)
 
 
-def _locate(checkpoint: Path | str) -> Path:
+def _small_files(folder: Path, adapter: PeftAdapter | None) -> dict[str, bytes]:
+    others = {MANIFEST, INDEX_FILE}
+    if adapter is not None and folder == adapter.path:
+        others |= {ADAPTER_CONFIG, "README.md"}  # they describe the adapter, not what it is merged into
+    return {
+        file.name: file.read_bytes()
+        for file in sorted(folder.iterdir())
+        if file.is_file()
+        and file.suffix not in _WEIGHTS
+        and file.name not in others
+        and file.stat().st_size <= COMPANION_BYTES
+    }
+
+
+def _first_with(name: str, folders: Sequence[Path]) -> Path:
+    return next((folder for folder in folders if (folder / name).is_file()), folders[-1])
+
+
+def _base_of(adapter: PeftAdapter) -> Path:
+    """The checkpoint that an adapter was trained on. Raises: CheckpointError if it is not to be had."""
+    base = adapter.base or ""
+    snapshot = _SNAPSHOT.fullmatch(base)
+    wanted = f"{snapshot[1]}/{snapshot[2]}" if snapshot is not None and not Path(base).is_dir() else base
+    try:
+        return _located(wanted, without=(f"{LORA_FOLDER}/*",))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{adapter.path} is an adapter that was trained on {base!r}, which is not to be had here; load the checkpoint "
+            "that it belongs on, and name the adapter beside it (adapter, --adapter)."
+        ) from error
+
+
+def _located(checkpoint: Path | str, without: Sequence[str] = ()) -> Path:
     path = Path(checkpoint).expanduser()
-    if path.is_dir():
+    if str(checkpoint) and path.is_dir():
         return path.resolve()
     if isinstance(checkpoint, str) and HUB_ID.fullmatch(checkpoint):
-        return downloaded(checkpoint)
+        return downloaded(checkpoint, without=without)
     raise CheckpointError(f"{checkpoint} is neither a folder nor a hub id such as openvla/openvla-7b.")

@@ -6,6 +6,7 @@ that name, so that a damaged disk or a broken download is an error and not anoth
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,16 +16,23 @@ HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def downloaded(hub_id: str) -> Path:
-    """The local folder of a repository. Raises: CheckpointError where it is neither here nor to be had."""
-    import huggingface_hub  # only where something is to be downloaded
+def downloaded(hub_id: str, *, without: Sequence[str] = ()) -> Path:
+    """Return the local folder of a repository, which is fetched if it is not here yet.
+
+    Args:
+        hub_id: of the repository.
+        without: patterns of files that are not fetched.
+
+    Raises: CheckpointError if it is neither here nor to be had.
+    """
+    import huggingface_hub  # only if something is downloaded
 
     try:
         folder = huggingface_hub.snapshot_download(
             hub_id,
-            # Python files are never run here, but `config.json` names them to whoever loads what is saved
-            allow_patterns=["*.json", "*.safetensors", "*.pt", "*.model", "*.py"],
-            ignore_patterns=["lora_adapter/*"],
+            # Python files are never run here, but `config.json` names them for those who load what is saved
+            allow_patterns=["*.json", "*.safetensors", "*.pt", "*.model", "*.py", "*adapter_model.bin"],
+            ignore_patterns=list(without),
         )
     except Exception as error:  # the hub's client and its transport raise many kinds
         raise CheckpointError(f"{hub_id} is no folder here, and could not be taken from the hub: {error}") from error

@@ -30,7 +30,8 @@ from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
 from vla_rl.models.prismatic.public_config import inner_name, public_name
 from vla_rl.models.prismatic.recompute import recompute_in_backward
 from vla_rl.models.prismatic.saving import read_tokenizer
-from vla_rl.models.prismatic.weights import check_names, write_weights
+from vla_rl.models.prismatic.weights import check_names
+from vla_rl.models.prismatic.writing import write_weights
 from vla_rl.types import Observation
 
 ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)

@@ -128,7 +128,7 @@ def read_public_config(folder: Path) -> PublicConfig:
     return public
 
 
-def shared_config(public: PublicConfig, extension: Extension, folder: Path) -> dict[str, Any]:
+def shared_config(public: PublicConfig, extension: Extension, tokenizer_file: Path) -> dict[str, Any]:
     """Arguments of `PrismaticConfig` that `config.json` alone decides."""
     text = public.text_config
     featurizer, fused_featurizer = public.timm_model_ids
@@ -146,7 +146,7 @@ def shared_config(public: PublicConfig, extension: Extension, folder: Path) -> d
             rms_norm_eps=text.rms_norm_eps,
             rope_inv_freq_dtype=extension.rope_inv_freq_dtype,
         ),
-        "tokenizer_file": str(folder / TOKENIZER_FILE),
+        "tokenizer_file": str(tokenizer_file),
         "num_bins": public.n_action_bins,
         "lora": extension.lora,
     }

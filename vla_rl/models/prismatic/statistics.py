@@ -3,7 +3,7 @@
 A wrong set of statistics costs tens of points in silence, so nothing is guessed: the key is asked for, or there is one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,16 +36,21 @@ class Statistics(msgspec.Struct, kw_only=True):
     proprio: Range | None = None
 
 
-def read_statistics(folder: Path, in_config: Mapping[str, Any]) -> dict[str, Statistics]:
-    """All sets of a checkpoint folder by key. Raises: CheckpointError for a file that holds something else."""
-    path = folder / STATISTICS_FILE
+def read_statistics(folders: Sequence[Path], in_config: Mapping[str, Any]) -> dict[str, Statistics]:
+    """Read all sets of a checkpoint by key: an earlier folder's come before a later one's, and all before the config's.
+
+    Raises: CheckpointError for a file that holds something else.
+    """
+    found = dict(in_config)
+    for path in (folder / STATISTICS_FILE for folder in reversed(folders)):
+        try:
+            found |= msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read as action statistics: {error}") from error
     try:
-        in_file = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
-        return msgspec.convert({**in_config, **in_file}, dict[str, Statistics])
+        return msgspec.convert(found, dict[str, Statistics])
     except msgspec.ValidationError as error:
-        raise CheckpointError(f"the action statistics of {folder} are not as expected: {error}") from error
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as action statistics: {error}") from error
+        raise CheckpointError(f"the action statistics of {folders[0]} are not as expected: {error}") from error
 
 
 def choose_key(statistics: Mapping[str, Statistics], asked: str | None, folder: Path) -> str:

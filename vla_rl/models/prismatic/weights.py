@@ -8,7 +8,7 @@ both ways: what the network expects and the files lack, or the other way round, 
 
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -19,14 +19,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from vla_rl.engines.atomic_folder import MANIFEST, verify_folder, writing_folder
+from vla_rl.engines.atomic_folder import MANIFEST, verify_folder
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.hub import verify_download
+from vla_rl.models.prismatic.lora import Adapter
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
-SHARD_BYTES: Final = 5 * 10**9
-"""Largest file that is written; public checkpoints keep to about this."""
+MAIN_WEIGHTS: Final = "model*.safetensors"
+"""Pattern of the main weights' files; an adapter's are called otherwise."""
+
+NORM: Final = "language_model.model.norm.weight"
+"""A weight whose dtype stands for that of all main weights."""
 
 NAMES_SHOWN: Final = 8
 
@@ -34,19 +38,28 @@ LFS_POINTER: Final = b"version https://git-lfs"
 """What stands in place of a large file in a repository that was cloned without Git LFS."""
 
 
-class _Metadata(msgspec.Struct):
+class IndexMetadata(msgspec.Struct):
+    """Sizes in an index."""
+
     total_size: int
 
 
-class _Index(msgspec.Struct):
+class Index(msgspec.Struct):
+    """Which file holds each tensor."""
+
     weight_map: dict[str, str]
-    metadata: _Metadata | None = None
+    metadata: IndexMetadata | None = None
+
+
+def holds_weights(folder: Path) -> bool:
+    """Whether a folder has main weights, whole or in shards."""
+    return (folder / INDEX_FILE).is_file() or (folder / SINGLE_FILE).is_file()
 
 
 def tensor_files(folder: Path) -> dict[str, str]:
     """Which file of `folder` holds each tensor. Raises: CheckpointError for a folder without weights or missing shards."""
     if (folder / INDEX_FILE).is_file():
-        files = _decode(folder / INDEX_FILE, _Index).weight_map
+        files = _decode(folder / INDEX_FILE, Index).weight_map
         missing = sorted({name for name in files.values() if not (folder / name).is_file()})
         if missing:
             raise CheckpointError(
@@ -76,6 +89,7 @@ def load_weights(
     *,
     inner_name: Callable[[str], str],
     beside: Mapping[str, Tensor] = MappingProxyType({}),
+    adapters: Mapping[str, Adapter] = MappingProxyType({}),
     missing: tuple[str, ...] = (),
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
@@ -87,6 +101,7 @@ def load_weights(
         folder: a checkpoint in the public layout.
         inner_name: the network's name for a public one.
         beside: tensors by public name that stand in files of their own; they come before the folder's of that name.
+        adapters: by layer; each is merged into its layer's weight.
         missing: beginnings of the network's names that the folder does not have; they stay as they are.
         dtype: of the parameters; None takes them as they are in the files.
         device: where the parameters go.
@@ -100,6 +115,7 @@ def load_weights(
         if name not in beside:
             by_file.setdefault(file, []).append(name)
     held = {**_shapes_in(folder, by_file), **_shapes(beside)}
+    _refuse_misfits(adapters, held, folder)
     expected = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(missing)}
     _refuse_others(_shapes(expected), {inner_name(name): shape for name, shape in held.items()})
     if dtype is None:
@@ -112,13 +128,26 @@ def load_weights(
     for name, tensor in _all_tensors(folder, by_file, beside):
         if tensor.is_floating_point() and not _is_finite(tensor):
             raise CheckpointError(f"{name} in {folder} has numbers that are not finite; the file is damaged.")
-        moved = tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
-        _assign(network, inner_name(name), moved)
+        moved, layer = tensor.to(device), name.removesuffix(".weight")
+        if layer in adapters:
+            moved = adapters[layer].merged(moved)
+        _assign(network, inner_name(name), moved.to(dtype) if dtype and tensor.is_floating_point() else moved)
 
 
 def check_names(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError unless both have the same names with the same shapes."""
     _refuse_others(_shapes(expected), _shapes(found))
+
+
+def _refuse_misfits(adapters: Mapping[str, Adapter], held: Mapping[str, list[int]], folder: Path) -> None:
+    for layer, adapter in adapters.items():
+        shape = held.get(f"{layer}.weight")
+        if shape is None:
+            raise CheckpointError(f"an adapter stands on {layer}, which {folder} does not have; it is another model's.")
+        if adapter.weight_shape != shape:
+            raise CheckpointError(
+                f"the adapter of {layer} is made for a weight {adapter.weight_shape}, and that of {folder} is {shape}."
+            )
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
@@ -144,41 +173,6 @@ def _refuse_others(expected: Mapping[str, list[int]], found: Mapping[str, list[i
         )
 
 
-def write_weights(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    files: Mapping[str, bytes],
-    index: bytes | None = None,
-    parts: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
-) -> None:
-    """Write a checkpoint folder, all of it or nothing: one file of weights, or shards and their index where it is large.
-
-    Args:
-        folder: must not exist yet.
-        tensors: by public name.
-        files: small files beside them.
-        index: of the folder that the weights came from; they are split as it says where it still fits.
-        parts: tensors that stand beside them in PyTorch files, by file name.
-    """
-    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    num_beside = sum(tensor.nbytes for part in parts.values() for tensor in part.values())
-    shards = _shards_of(index, tensors, num_bytes)
-    if shards is None:
-        shards, index = _shards(tensors), None
-    with writing_folder(folder, num_bytes + num_beside + sum(map(len, files.values()))) as writer:
-        for name, shard in shards.items():
-            writer.write_tensors(name, shard)
-        if len(shards) > 1 and index is None:
-            weight_map = {key: name for name, shard in shards.items() for key in shard}
-            index = msgspec.json.format(msgspec.json.encode(_Index(weight_map, _Metadata(num_bytes))), indent=2)
-        if index is not None:
-            writer.write_bytes(INDEX_FILE, index)
-        for name, part in parts.items():
-            writer.write_torch(name, part)
-        for name, data in files.items():
-            writer.write_bytes(name, data)
-
-
 def load_part(path: Path) -> dict[str, Tensor]:
     """A `.pt` part of the reference code, such as an action head: tensors by name, without DDP's prefix, no pickle run."""
     _refuse_pointer(path)
@@ -200,41 +194,24 @@ def load_part(path: Path) -> dict[str, Tensor]:
     return {name.removeprefix("module."): tensor for name, tensor in part.items()}
 
 
-def find_part(folder: Path, name: str) -> Path | None:
-    """The one file `*<name>*checkpoint*` of a folder, or None. Raises: CheckpointError where there are several."""
-    found = sorted(path for path in folder.glob(f"*{name}*") if "checkpoint" in path.name and path.is_file())
-    if len(found) > 1:
-        raise CheckpointError(f"{folder} holds {_some([path.name for path in found])}; expected one file for {name}.")
-    return found[0] if found else None
+def find_part(folders: Sequence[Path], name: str) -> Path | None:
+    """The one file `*<name>*checkpoint*` of the first folder that has any. Raises: CheckpointError if it has several."""
+    for folder in folders:
+        found = sorted(path for path in folder.glob(f"*{name}*") if "checkpoint" in path.name and path.is_file())
+        if len(found) > 1:
+            raise CheckpointError(
+                f"{folder} holds {_some([path.name for path in found])}; expected one file for {name}."
+            )
+        if found:
+            return found[0]
+    return None
 
 
-def _shards_of(
-    index: bytes | None, tensors: Mapping[str, Tensor], num_bytes: int
-) -> dict[str, dict[str, Tensor]] | None:
-    """The shards of a loaded index, or None where it was none, or speaks of other tensors."""
-    loaded = msgspec.json.decode(index, type=_Index) if index is not None else None
-    if loaded is None or loaded.weight_map.keys() != tensors.keys():
-        return None
-    if loaded.metadata is None or loaded.metadata.total_size != num_bytes:
-        return None
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, file in loaded.weight_map.items():
-        parts.setdefault(file, {})[name] = tensors[name]
-    return parts
-
-
-def _shards(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    parts: list[dict[str, Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if parts[-1] and size + tensor.nbytes > SHARD_BYTES:
-            parts.append({})
-            size = 0
-        parts[-1][name] = tensor
-        size += tensor.nbytes
-    if len(parts) == 1:
-        return {SINGLE_FILE: parts[0]}
-    return {f"model-{number:05d}-of-{len(parts):05d}.safetensors": part for number, part in enumerate(parts, start=1)}
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file. Raises: CheckpointError if it is damaged."""
+    with _opened(path) as file:
+        names = list(file.keys())
+    return dict(_tensors(path, names))
 
 
 def _shapes_in(folder: Path, by_file: Mapping[str, list[str]]) -> dict[str, list[int]]:
@@ -307,7 +284,7 @@ def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
         owner.register_buffer(leaf, tensor)
 
 
-def _decode(path: Path, type: type[_Index]) -> _Index:
+def _decode(path: Path, type: type[Index]) -> Index:
     try:
         return msgspec.json.decode(path.read_bytes(), type=type)
     except (OSError, ValueError) as error:  # bytes that are no text, and text that is no index

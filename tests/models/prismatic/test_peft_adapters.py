@@ -1,0 +1,284 @@
+"""Adapters that peft saved: put on their base, merged or trained on, as OpenVLA-OFT's own code merges them."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import golden_checkpoint
+import huggingface_hub
+import public_checkpoint
+import pytest
+import torch
+from golden_checkpoint import FILM, HEAD, PROPRIO
+from golden_outputs import GREEDY, golden, observations, require_close, stacked, uncropped
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
+
+from vla_rl.errors import CheckpointError
+from vla_rl.models.openvla import OpenVla
+from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.hub import downloaded
+
+MakeObservation = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return golden_checkpoint.write(tmp_path_factory.mktemp("base") / "base")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """What OpenVLA-OFT's training leaves if it does not merge: an adapter, parts, and the processor's files."""
+    folder = golden_checkpoint.write(tmp_path_factory.mktemp("trained") / "run", HEAD, PROPRIO)
+    golden_checkpoint.write_adapter(folder / "lora_adapter", base)
+    for name in ("config.json", "vla_rl.json", "model.safetensors"):
+        (folder / name).unlink()
+    return folder
+
+
+@pytest.fixture
+def adapter(tmp_path: Path, trained: Path) -> Path:
+    return shutil.copytree(trained / "lora_adapter", tmp_path / "adapter")
+
+
+@torch.no_grad()
+def test_an_adapter_of_openvla_ofts_training_acts_as_its_authors_merge_it(base: Path, trained: Path) -> None:
+    arrays = golden("adapter")
+    for policy in (ContinuousOpenVlaOft.load(trained), ContinuousOpenVlaOft.load(base, adapter=trained)):
+        assert policy.config.lora is None
+        whole = uncropped(policy)
+        batch = whole.prepare(observations(224))
+        require_close(whole.network.read(batch), stacked(arrays, "l1_hidden"))
+        numbers, _ = whole.sample(batch, GREEDY)
+        require_close(whole.decode(numbers.numpy())[..., :6], stacked(arrays, "l1_actions")[..., :6])
+
+
+@pytest.mark.parametrize(("use", "atol"), [("merge", 1e-5), ("train", 5e-5)])
+@torch.no_grad()
+def test_an_adapter_on_the_output_head_changes_the_logits(use: Any, atol: float, base: Path, adapter: Path) -> None:
+    """Kept beside the weights it is added in another order, so the last bits of float32 differ more."""
+    arrays = golden("adapter")
+    policy = uncropped(OpenVlaOft.load(base, adapter=adapter, adapter_use=use))
+    batch = policy.prepare(observations(224))
+    require_close(policy.network.read(batch), stacked(arrays, "tokens_hidden"), atol)
+    require_close(policy.network(batch)[:, ::7], stacked(arrays, "tokens_256_logits"), atol)
+    require_close(policy.sample(batch, GREEDY)[1], stacked(arrays, "tokens_256_log_probs"), atol)
+
+
+@torch.no_grad()
+def test_an_adapter_that_is_kept_acts_as_it_does_merged_and_alone_is_trained(trained: Path, tmp_path: Path) -> None:
+    merged, kept = (ContinuousOpenVlaOft.load(trained, adapter_use=use) for use in ("merge", "train"))
+    assert kept.config.lora == LoraConfig(rank=32, alpha=16, targets="all-linear")
+    batch = kept.prepare(observations(224))
+    expected = merged.network.read(batch)
+    torch.testing.assert_close(kept.network.read(batch), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(kept.merged().network.read(batch), expected, atol=1e-5, rtol=0)
+    kept.save(tmp_path / "kept")
+    again = ContinuousOpenVlaOft.load(tmp_path / "kept")
+    assert torch.equal(again.network.read(batch), kept.network.read(batch))
+    for policy in (kept, again):
+        learns = {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
+        assert "language_model.lm_head.lora_A.default.weight" in learns
+        assert "vision_backbone.featurizer.patch_embed.proj.lora_B.default.weight" in learns
+        assert "action_head.model.fc1.weight" in learns
+        assert all(".lora_" in name or name.startswith(("action_head.", "proprio_projector.")) for name in learns)
+
+
+def test_what_stands_beside_an_adapter_comes_before_what_its_base_has(
+    base: Path, trained: Path, tmp_path: Path
+) -> None:
+    mine = shutil.copytree(trained, tmp_path / "mine")
+    statistics = json.loads((mine / "dataset_statistics.json").read_text())
+    statistics["libero_goal_no_noops"]["action"]["q01"] = [-0.5] * 7
+    (mine / "dataset_statistics.json").write_text(json.dumps(statistics))
+    policy = ContinuousOpenVlaOft.load(base, adapter=mine / "lora_adapter")
+    assert policy.config.action_bounds.low == (-0.5,) * 7
+    policy.save(tmp_path / "merged")
+    names = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert {"config.json", "tokenizer.json", "model.safetensors", "action_head--latest_checkpoint.pt"} <= names
+    assert not names & {"adapter_config.json", "adapter_model.safetensors"}
+    assert ContinuousOpenVlaOft.load(tmp_path / "merged").config.action_bounds.low == (-0.5,) * 7
+
+
+def test_weights_that_hold_their_adapter_already_are_taken_as_they_are(base: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(base, tmp_path / "published")
+    golden_checkpoint.write_adapter(folder / "lora_adapter")
+    tensors, plain = OpenVlaOft.load(folder).checkpoint_tensors(), OpenVlaOft.load(base).checkpoint_tensors()
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in tensors.items())
+    for named in (folder, folder / "lora_adapter"):
+        with pytest.raises(CheckpointError, match=r"have the adapter in its lora_adapter merged in already"):
+            OpenVlaOft.load(folder, adapter=named)
+
+
+def test_a_base_on_the_machine_of_the_training_is_asked_for(base: Path, tmp_path: Path) -> None:
+    alone = golden_checkpoint.write_adapter(tmp_path / "adapter", "/mnt/checkpoints/openvla-7b")
+    with pytest.raises(
+        CheckpointError, match=r"trained on '/mnt/checkpoints/openvla-7b', .* name the adapter beside it"
+    ):
+        OpenVlaOft.load(alone)
+    OpenVlaOft.load(base, adapter=alone)
+
+
+def test_openvla_takes_an_adapter_too(base: Path, adapter: Path) -> None:
+    merged, kept = (OpenVla.load(base, adapter=adapter, adapter_use=use) for use in ("merge", "train"))
+    batch = merged.prepare(observations(224))
+    with torch.no_grad():
+        (tokens, log_probs), again = merged.sample(batch, GREEDY), kept.sample(batch, GREEDY)
+    assert torch.equal(tokens, again[0])
+    torch.testing.assert_close(log_probs, again[1], atol=1e-5, rtol=0)
+
+
+def test_towers_with_film_are_those_of_their_part(base: Path, trained: Path, tmp_path: Path) -> None:
+    """While FiLM stands around the towers, peft saves their adapters under names that a base without FiLM does not have."""
+    folder = golden_checkpoint.write(tmp_path / "film", HEAD, PROPRIO, FILM)
+    expected = ContinuousOpenVlaOft.load(folder).checkpoint_tensors()
+    (folder / "model.safetensors").unlink()
+    saved = load_file(shutil.copytree(trained / "lora_adapter", folder / "lora_adapter") / "adapter_model.safetensors")
+    renamed = {
+        name.replace(".vision_backbone.", ".vision_backbone.vision_backbone.").replace(".attn.", ".block.attn."): tensor
+        for name, tensor in saved.items()
+    }
+    save_file(renamed, folder / "lora_adapter" / "adapter_model.safetensors")
+    merged = ContinuousOpenVlaOft.load(trained).checkpoint_tensors()
+    for name, tensor in ContinuousOpenVlaOft.load(folder).checkpoint_tensors().items():
+        is_seen_through = name.startswith(("vision_backbone.", "film."))
+        assert torch.equal(tensor, (expected if is_seen_through else merged)[name]), name
+    with pytest.raises(CheckpointError, match="has FiLM, whose part holds the towers' adapters merged in"):
+        ContinuousOpenVlaOft.load(folder, adapter_use="train")
+
+
+@pytest.mark.parametrize("is_safe", [True, False])
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj", "lm_head"], ["proj", "qkv", "fc1", "fc2", "fc3", "k_proj"]])
+@torch.no_grad()
+def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(
+    is_safe: bool, targets: list[str], make_observation: MakeObservation, tmp_path: Path
+) -> None:
+    import peft
+
+    public_checkpoint.write(tmp_path / "base", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    theirs = OpenVlaOft.load(tmp_path / "base", norm_key="libero_goal")
+    wrapped = peft.get_peft_model(
+        theirs.network, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
+    )
+    with warnings.catch_warnings():  # peft says that it saves the output head's own weight, too
+        warnings.simplefilter("ignore", UserWarning)
+        wrapped.save_pretrained(tmp_path / "adapter")
+    if not is_safe:
+        file = tmp_path / "adapter" / "adapter_model.safetensors"
+        torch.save(load_file(file), file.with_suffix(".bin"))
+        file.unlink()
+    batch = theirs.prepare([make_observation(0)])
+    expected = theirs.network(batch)
+    for use in ("merge", "train"):
+        ours = OpenVlaOft.load(tmp_path / "base", norm_key="libero_goal", adapter=tmp_path / "adapter", adapter_use=use)
+        torch.testing.assert_close(ours.network(batch), expected, atol=2e-5, rtol=0)
+    assert ours.config.lora is not None
+    assert isinstance(ours.config.lora.targets, tuple)
+    assert (ours.config.lora.rank, ours.config.lora.alpha) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_dora": True}, r"has peft_type 'LORA', bias 'none', use_dora True; expected plain LoRA"),
+        ({"rank_pattern": {"qkv": 8}}, "rank_pattern"),
+        ({"modules_to_save": ["value_head"]}, "modules_to_save"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"r": "many"}, "cannot be read as the configuration of an adapter"),
+        ({"r": 8}, "has 49 adapters, expected some, all of rank 8"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_named(changes: dict[str, Any], message: str, base: Path, adapter: Path) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(CheckpointError, match=message):
+        OpenVlaOft.load(base, adapter=adapter)
+
+
+QKV = "base_model.model.vision_backbone.featurizer.blocks.0.attn.qkv"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"{QKV}.lora_A.weight": None}, r"half an adapter for vision_backbone\.featurizer\.blocks\.0\.attn\.qkv"),
+        (
+            {f"{QKV}.lora_A.weight": torch.zeros(32, 23)},
+            r"is made for a weight \[72, 23\], and that of .* is \[72, 24\]",
+        ),
+        ({f"{QKV}.lora_A.weight": torch.zeros(16, 24)}, "whose halves do not fit each other"),
+        ({f"{QKV}.lora_magnitude_vector": torch.zeros(72)}, "expected adapters of the plain kind"),
+        (
+            {f"{QKV}2.lora_{half}.weight": torch.zeros(shape) for half, shape in (("A", (32, 24)), ("B", (72, 32)))},
+            r"stands on vision_backbone\.featurizer\.blocks\.0\.attn\.qkv2, which .* does not have",
+        ),
+        ({"qkv.lora_A.weight": torch.zeros(32, 24)}, r"holds qkv\.lora_A\.weight; expected names that begin with"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_named(
+    changes: dict[str, torch.Tensor | None], message: str, base: Path, adapter: Path
+) -> None:
+    file = adapter / "adapter_model.safetensors"
+    tensors = {name: tensor for name, tensor in {**load_file(file), **changes}.items() if tensor is not None}
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=message):
+        OpenVlaOft.load(base, adapter=adapter)
+
+
+def test_an_adapter_that_is_not_there_is_named(base: Path, adapter: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no adapter to train .* name one \(adapter\)"):
+        OpenVlaOft.load(base, adapter_use="train")
+    with pytest.raises(CheckpointError, match=r"has no adapter; expected adapter_config\.json in it, or"):
+        OpenVlaOft.load(base, adapter=base)
+    (adapter / "adapter_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"has adapter_config\.json, but no adapter_model\.safetensors or"):
+        OpenVlaOft.load(base, adapter=adapter)
+
+
+@pytest.fixture
+def hub(base: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """Repositories by id; a stand-in for the hub's client copies what the patterns ask for, and nothing else."""
+    merged = shutil.copytree(base, tmp_path / "hub" / "merged")
+    golden_checkpoint.write_adapter(merged / "lora_adapter")
+    repositories = {"openvla/openvla-7b": base, "lab/adapter": trained, "lab/merged": merged}
+
+    def snapshot(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        source, local = repositories[hub_id], tmp_path / "cache" / hub_id
+        names = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+            (local / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, local / name)
+        return str(local)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    return repositories
+
+
+def test_an_adapter_is_fetched_where_there_are_no_weights_without_it(hub: dict[str, Path], trained: Path) -> None:
+    OpenVlaOft.load("lab/merged")
+    assert not (downloaded("lab/merged", without=["*"]) / "lora_adapter").exists()
+    config = trained / "lora_adapter" / "adapter_config.json"
+    before = config.read_text()
+    # OpenVLA-OFT's training notes where the hub's client kept the base
+    snapshot = "/home/me/.cache/hub/models--openvla--openvla-7b/snapshots/0123abc"
+    try:
+        config.write_text(json.dumps({**json.loads(before), "base_model_name_or_path": snapshot}))
+        found = ContinuousOpenVlaOft.load("lab/adapter").checkpoint_tensors()
+    finally:
+        config.write_text(before)
+    expected = ContinuousOpenVlaOft.load(trained).checkpoint_tensors()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def test_main_weights_beside_an_adapter_are_not_fetched(hub: dict[str, Path], base: Path) -> None:
+    OpenVlaOft.load(base, adapter="lab/merged")
+    names = {path.name for path in downloaded("lab/merged", without=["*"]).iterdir()}
+    assert "model.safetensors" not in names
+    assert "lora_adapter" in names
