@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import PLACEHOLDER_ID, STOP_ID, OpenVlaOftNetwork
+from vla_rl.models.prismatic.config import PUBLIC_PIXELS
 from vla_rl.models.prismatic.processor import prompt_of
-from vla_rl.models.prismatic.vision import DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD
 from vla_rl.types import Observation, Trajectory
 
 
@@ -99,7 +99,7 @@ class PlainPolicy:
         unit = image[0].float() / 255.0
         both = [
             (unit - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
-            for mean, std in ((DINO_MEAN, DINO_STD), (SIGLIP_MEAN, SIGLIP_STD))
+            for mean, std in zip(PUBLIC_PIXELS.means, PUBLIC_PIXELS.stds, strict=True)
         ]
         return torch.cat(both)
 

@@ -116,7 +116,7 @@ def tiny_policy(
         config = msgspec.structs.replace(
             config,
             action_bounds=bounds_of(found, "bounds_q99", gripper=gripper_of(found, Extension()), epsilon=EPSILON),
-            proprio=proprio_of(found, "bounds_q99", "state"),
+            proprio=proprio_of(found, "bounds_q99", "state", "zero"),
         )
     return OpenVlaOft.create(config, seed) if head == "tokens" else ContinuousOpenVlaOft.create(config, seed)
 

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig, ProprioConfig
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.prismatic.config import PUBLIC_PIXELS
 from vla_rl.models.prismatic.processor import PrismaticProcessor, prompt_of
-from vla_rl.models.prismatic.vision import DINO_MEAN, DINO_STD
 
 MakeObservation = Callable[..., dict[str, Any]]
 
@@ -92,8 +92,24 @@ def test_proprioception_is_scaled_by_its_bounds_and_clipped(config: OpenVlaOftCo
     np.testing.assert_allclose(scaled.numpy(), [[-0.5, 0.0, 1.0]], atol=1e-6)
 
 
+@pytest.mark.parametrize(("constant", "expected"), [("zero", [0.0, 0.0, 0.0, 0.5]), ("ends", [-1.0, -1.0, 1.0, 0.5])])
+def test_a_dimension_that_never_changed_is_zero_or_one_of_the_ends(
+    constant: Any, expected: list[float], config: OpenVlaOftConfig, tokenizer: Tokenizer
+) -> None:
+    """By hand, for values at, below and above the constant: 2 (x - low) / 1e-8 - 1 is -1, far below -1, far above 1."""
+    proprio = ProprioConfig(low=(0.25, 0.25, 0.25, 0.0), high=(0.25, 0.25, 0.25, 1.0), constant=constant)
+    processor = PrismaticProcessor(config, tokenizer, proprio)
+    frame = np.zeros((28, 28, 3), np.uint8)
+    state = np.array([0.25, 0.249, 0.251, 0.75], np.float32)
+    observation = {"image": frame, "wrist_image": frame, "instruction": "go", "state": state}
+    scaled = processor.prepare([observation], torch.device("cpu")).proprio
+    assert scaled is not None
+    np.testing.assert_allclose(scaled.numpy(), [expected], atol=1e-6)
+
+
 def test_the_dino_constants_are_those_rounded_to_bfloat16() -> None:
-    for exact, rounded in (((0.485, 0.456, 0.406), DINO_MEAN), ((0.229, 0.224, 0.225), DINO_STD)):
+    dino = (PUBLIC_PIXELS.means[0], PUBLIC_PIXELS.stds[0])
+    for exact, rounded in zip(((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), dino, strict=True):
         assert torch.tensor(exact).bfloat16().tolist() == list(rounded)
 
 

@@ -13,6 +13,7 @@ import public_checkpoint
 import pytest
 import torch
 
+from vla_rl.engines.atomic_folder import MANIFEST
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft
@@ -59,6 +60,32 @@ def test_statistics_beside_the_config_come_before_those_in_it(folder: Path) -> N
     assert load(folder).config.action_bounds.low[0] == pytest.approx(-0.1)
     (folder / "dataset_statistics.json").unlink()
     assert load(folder).config.action_bounds.low[0] == -0.5
+
+
+def test_a_constant_state_is_scaled_as_the_public_evaluation_has_it_and_as_a_policy_was_saved(
+    folder: Path, tmp_path: Path
+) -> None:
+    public_checkpoint.Parts(seed=0).write_parts(folder)
+    policy = ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
+    policy.save(tmp_path / "ours")
+    ours = ContinuousOpenVlaOft.load(tmp_path / "ours")
+    assert policy.config.proprio == ours.config.proprio
+    assert policy.config.proprio is not None
+    assert policy.config.proprio.constant == "ends"
+    extension = json.loads((tmp_path / "ours" / "vla_rl.json").read_text())
+    del extension["proprio_constant"]  # a folder from before it was written down
+    (tmp_path / "ours" / "vla_rl.json").write_text(json.dumps(extension))
+    (tmp_path / "ours" / MANIFEST).unlink()
+    assert ContinuousOpenVlaOft.load(tmp_path / "ours").config.proprio.constant == "zero"
+
+
+def test_a_state_that_is_scaled_in_part_is_refused(folder: Path) -> None:
+    public_checkpoint.Parts(seed=0).write_parts(folder)
+    statistics = public_checkpoint.statistics()
+    statistics["proprio"]["mask"] = [True] * 7 + [False]
+    (folder / "dataset_statistics.json").write_text(json.dumps({"libero_goal_no_noops": statistics}))
+    with pytest.raises(CheckpointError, match=r"the proprio statistics have the mask \(True, .* False\)"):
+        ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
 
 
 def test_a_device_without_room_is_named_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def config_of(
     key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
     statistics = folder.statistics[key]
     scale: Normalization = agreed(folder.path, "normalization", extension.normalization, normalization, "bounds_q99")
-    shared = shared_config(folder.public, extension, folder.tokenizer_file)
+    shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
     conventions = conventions_of(folder.path, known_conventions(extension), dialect, without=("has_stop_token",))
     gripper = gripper_of(statistics, extension)

@@ -27,7 +27,7 @@ from vla_rl.models.prismatic.public_config import (
     shared_config,
 )
 from vla_rl.models.prismatic.saving import checkpoint_files
-from vla_rl.models.prismatic.statistics import bounds_of, choose_key, gripper_of, proprio_of
+from vla_rl.models.prismatic.statistics import bounds_of, choose_key, constant_proprio_of, gripper_of, proprio_of
 from vla_rl.models.prismatic.weights import NORM, stored_dtype, tensor_files
 
 EPSILON: Final = 1e-8
@@ -71,7 +71,8 @@ def config_of(
     statistics = folder.statistics[key]
     scale: Normalization = agreed(folder.path, "normalization", extension.normalization, normalization, "bounds_q99")
     has_proprio = folder.public.use_proprio or _has_part(folder.path, "proprio_projector", beside, new_parts)
-    proprio = proprio_of(statistics, scale, extension.proprio_key) if has_proprio else None
+    constant = constant_proprio_of(extension)
+    proprio = proprio_of(statistics, scale, extension.proprio_key, constant) if has_proprio else None
     if has_proprio and proprio is None:
         raise CheckpointError(f"{folder.path} has a proprio projector, but the statistics {key!r} have no proprio.")
     kind: Head = agreed(folder.path, "head", extension.head, head, "l1")
@@ -80,7 +81,7 @@ def config_of(
             f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one among its weights; load it "
             "with OpenVlaOft (policy_family openvla_oft), or let fine-tuning begin with one (new_parts: action_head)."
         )
-    shared = shared_config(folder.public, extension, folder.tokenizer_file)
+    shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
     bounds = bounds_of(statistics, scale, gripper=gripper_of(statistics, extension), epsilon=_epsilon_of(extension))
     conventions = conventions_of(folder.path, known_conventions(extension), dialect, without=("vocabulary", "epsilon"))
@@ -147,6 +148,7 @@ def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolde
         cameras=config.cameras,
         images=config.images,
         proprio_key="state" if config.proprio is None else config.proprio.key,
+        proprio_constant=None if config.proprio is None else config.proprio.constant,
         chunk_size=config.chunk_size,
         gripper=config.action_bounds.gripper,
         epsilon=config.action_bounds.epsilon,

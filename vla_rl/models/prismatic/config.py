@@ -8,6 +8,26 @@ from vla_rl.models.images.names import ImagePipelineName
 from vla_rl.models.prismatic.action_tokens import ActionBounds
 from vla_rl.types import Config
 
+Rgb: TypeAlias = tuple[float, float, float]
+
+
+class PixelScaling(Config, frozen=True, kw_only=True):
+    """How pixels between 0 and 1 are scaled for the towers, DINOv2's first: (pixel - mean) / deviation, colour by colour."""
+
+    means: tuple[Rgb, Rgb]
+    stds: tuple[Rgb, Rgb]
+
+    def __post_init__(self) -> None:
+        self.require(all(std > 0.0 for tower in self.stds for std in tower), "stds", "numbers above 0")
+
+
+PUBLIC_PIXELS: Final = PixelScaling(
+    means=((0.484375, 0.455078125, 0.40625), (0.5, 0.5, 0.5)),
+    stds=((0.228515625, 0.2236328125, 0.224609375), (0.5, 0.5, 0.5)),
+)
+"""The public checkpoints' own. DINOv2's ImageNet constants were rounded to bfloat16 when the weights were converted, and all
+fine-tunes inherited the rounded values."""
+
 
 class VisionTowerConfig(Config, frozen=True, kw_only=True):
     """One ViT, by its timm name."""
@@ -70,6 +90,11 @@ class LlmConfig(Config, frozen=True, kw_only=True):
         return -(-(self.vocab_size + 1) // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
 
+ConstantProprio: TypeAlias = Literal["zero", "ends"]
+"""A dimension that never changed in the training data. `zero`: it is 0. `ends`: -1 up to its value and 1 above it, as the
+evaluation of the public checkpoints has it, which adds 1e-8 to the range and divides."""
+
+
 class ProprioConfig(Config, frozen=True, kw_only=True):
     """Proprioception as one token."""
 
@@ -81,6 +106,9 @@ class ProprioConfig(Config, frozen=True, kw_only=True):
 
     high: tuple[float, ...]
     """Value that becomes 1; larger ones are clipped."""
+
+    constant: ConstantProprio = "zero"
+    """What becomes of a dimension whose `low` and `high` are equal."""
 
     def __post_init__(self) -> None:
         self.require(len(self.low) > 0, "low", "one number for each dimension")
@@ -146,6 +174,9 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
 
     images: ImagePipelineName = "exact"
     """How frames become what the towers see; see `vla_rl.models.images`."""
+
+    pixels: PixelScaling = PUBLIC_PIXELS
+    """How their pixels are scaled; a checkpoint's `preprocessor_config.json` says it."""
 
     cameras: tuple[str, ...] = ("image",)
     """Observation keys of the images, in the order of the sequence."""

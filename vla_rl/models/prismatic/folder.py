@@ -14,8 +14,10 @@ from typing import Final
 
 from vla_rl.engines.atomic_folder import MANIFEST
 from vla_rl.errors import CheckpointError
+from vla_rl.models.prismatic.config import PixelScaling
 from vla_rl.models.prismatic.hub import HUB_ID, downloaded
 from vla_rl.models.prismatic.peft_adapter import ADAPTER_CONFIG, LORA_FOLDER, PeftAdapter, find_adapter
+from vla_rl.models.prismatic.preprocessor import read_pixel_scaling
 from vla_rl.models.prismatic.public_config import (
     CONFIG_FILE,
     EXTENSION_FILE,
@@ -50,6 +52,9 @@ class PublicFolder:
     extension: Extension
     statistics: Mapping[str, Statistics]
     """Action statistics by key."""
+
+    pixels: PixelScaling
+    """How its own processor scales pixels."""
 
     files: Mapping[str, bytes]
     """Every small file beside the weights, as it was; `config.json` and the tokenizer among them."""
@@ -130,8 +135,17 @@ def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> Publi
     if adapter is not None and extension.lora is not None:
         raise CheckpointError(f"{path} has adapters of its own, saved here; merge them before it takes another one.")
     index = (path / INDEX_FILE).read_bytes() if (path / INDEX_FILE).is_file() else None
-    statistics = read_statistics(folders, public.norm_stats)
-    return PublicFolder(path, public, extension, statistics, files, index, adapter, beside)
+    return PublicFolder(
+        path=path,
+        public=public,
+        extension=extension,
+        statistics=read_statistics(folders, public.norm_stats),
+        pixels=read_pixel_scaling(folders, public.image_sizes[0]),
+        files=files,
+        index=index,
+        adapter=adapter,
+        beside_adapter=beside,
+    )
 
 
 def _small_files(folder: Path, adapter: PeftAdapter | None) -> dict[str, bytes]:

@@ -24,7 +24,8 @@ class PrismaticNetwork(nn.Module):
             *(
                 build_tower(tower.timm_id, config.image_size, tower.overrides)
                 for tower in (config.featurizer, config.fused_featurizer)
-            )
+            ),
+            pixels=config.pixels,
         )
         self.projector = Projector(self.vision_backbone.width, config.llm.hidden_size)
         self.language_model = build_trunk(config.llm, is_causal=is_causal)

@@ -133,8 +133,8 @@ class PrismaticProcessor:
             return None
         key, width = self._proprio_config.key, len(self._proprio_config.low)
         rows = np.stack([_vector(observation, key, width) for observation in observations]).astype(np.float64)
-        is_constant = self._proprio_range == 0.0
-        unit = np.where(is_constant, 0.0, 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0)
+        is_zero = (self._proprio_range == 0.0) & (self._proprio_config.constant == "zero")
+        unit = np.where(is_zero, 0.0, 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0)
         return torch.from_numpy(np.clip(unit, -1.0, 1.0).astype(np.float32)).to(device)
 
 

@@ -13,9 +13,11 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.images.names import ImagePipelineName
 from vla_rl.models.prismatic.action_tokens import Gripper
 from vla_rl.models.prismatic.config import (
+    ConstantProprio,
     LlmConfig,
     LoraConfig,
     Normalization,
+    PixelScaling,
     PrismaticConfig,
     ProprioConfig,
     VisionTowerConfig,
@@ -53,6 +55,7 @@ class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown
     cameras: tuple[str, ...] | None = None
     images: ImagePipelineName | None = None
     proprio_key: str = "state"
+    proprio_constant: ConstantProprio | None = None
     chunk_size: int | None = None
     gripper: Gripper | None = None
     epsilon: float | None = None
@@ -128,14 +131,17 @@ def read_public_config(folder: Path) -> PublicConfig:
     return public
 
 
-def shared_config(public: PublicConfig, extension: Extension, tokenizer_file: Path) -> dict[str, Any]:
-    """Arguments of `PrismaticConfig` that `config.json` alone decides."""
+def shared_config(
+    public: PublicConfig, extension: Extension, tokenizer_file: Path, pixels: PixelScaling
+) -> dict[str, Any]:
+    """Arguments of `PrismaticConfig` that the files of a folder alone decide."""
     text = public.text_config
     featurizer, fused_featurizer = public.timm_model_ids
     return {
         "featurizer": VisionTowerConfig(timm_id=featurizer, overrides=extension.featurizer_overrides),
         "fused_featurizer": VisionTowerConfig(timm_id=fused_featurizer, overrides=extension.fused_featurizer_overrides),
         "image_size": public.image_sizes[0],
+        "pixels": pixels,
         "llm": LlmConfig(
             hidden_size=text.hidden_size,
             intermediate_size=text.intermediate_size,

@@ -11,7 +11,7 @@ import msgspec
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.action_tokens import ActionBounds, Gripper
-from vla_rl.models.prismatic.config import Normalization, ProprioConfig
+from vla_rl.models.prismatic.config import ConstantProprio, Normalization, ProprioConfig
 from vla_rl.models.prismatic.public_config import Extension
 
 STATISTICS_FILE: Final = "dataset_statistics.json"
@@ -88,12 +88,28 @@ def gripper_of(statistics: Statistics, extension: Extension) -> Gripper:
     return "openvla" if all(others) and not last else "signed"
 
 
-def proprio_of(statistics: Statistics, normalization: Normalization, key: str) -> ProprioConfig | None:
-    """How proprioception is scaled; None where the set has none."""
+def proprio_of(
+    statistics: Statistics, normalization: Normalization, key: str, constant: ConstantProprio
+) -> ProprioConfig | None:
+    """How proprioception is scaled; None if the set has none. Raises: CheckpointError for dimensions that are not scaled."""
     if statistics.proprio is None:
         return None
+    if not all(statistics.proprio.mask or ()):
+        raise CheckpointError(
+            f"the proprio statistics have the mask {statistics.proprio.mask}; expected one that scales every dimension."
+        )
     low, high = _ends(statistics.proprio, normalization, "proprio")
-    return ProprioConfig(key=key, low=low, high=high)
+    return ProprioConfig(key=key, low=low, high=high, constant=constant)
+
+
+def constant_proprio_of(extension: Extension) -> ConstantProprio:
+    """What becomes of constant dimensions: as the checkpoint says, else as the public ones' evaluation has it.
+
+    A folder that was saved here before it said so made them 0.
+    """
+    if extension.proprio_constant is not None:
+        return extension.proprio_constant
+    return "ends" if extension.family is None else "zero"
 
 
 def _ends(ends: Range, normalization: Normalization, name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -8,7 +8,7 @@ timm's own names inside the towers. Called by every OpenVLA family.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before timm
 
@@ -18,13 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.errors import ConfigError
-
-# DINOv2's ImageNet constants as every OpenVLA checkpoint has applied them: they were rounded to bfloat16 when the public
-# weights were converted, and all later fine-tunes inherited the rounded values.
-DINO_MEAN: Final = (0.484375, 0.455078125, 0.40625)
-DINO_STD: Final = (0.228515625, 0.2236328125, 0.224609375)
-SIGLIP_MEAN: Final = (0.5, 0.5, 0.5)
-SIGLIP_STD: Final = (0.5, 0.5, 0.5)
+from vla_rl.models.prismatic.config import PixelScaling
 
 
 def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> nn.Module:
@@ -66,14 +60,16 @@ class FusedVisionBackbone(nn.Module):
     dropped. The last block, the norm and SigLIP's pooling never run: they are kept because checkpoints hold them.
     """
 
-    def __init__(self, featurizer: nn.Module, fused_featurizer: nn.Module) -> None:
+    def __init__(self, featurizer: nn.Module, fused_featurizer: nn.Module, *, pixels: PixelScaling) -> None:
         super().__init__()
         self.featurizer, self.fused_featurizer = featurizer, fused_featurizer
+        self._pixels = pixels
         self.materialise(torch.device("cpu"))
 
     def materialise(self, device: torch.device) -> None:
         """Put the normalisation constants on `device`: a network built on the meta device has none."""
-        rows = (DINO_MEAN, DINO_STD, SIGLIP_MEAN, SIGLIP_STD)
+        (dino_mean, siglip_mean), (dino_std, siglip_std) = self._pixels.means, self._pixels.stds
+        rows = (dino_mean, dino_std, siglip_mean, siglip_std)
         constants = torch.tensor(rows, dtype=torch.float32, device=device)
         self.register_buffer("_constants", constants.view(4, 1, 3, 1, 1), persistent=False)
 

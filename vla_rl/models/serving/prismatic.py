@@ -55,7 +55,8 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
                 *(
                     build_tower(tower.timm_id, policy.image_size, tower.overrides)
                     for tower in (policy.featurizer, policy.fused_featurizer)
-                )
+                ),
+                pixels=policy.pixels,
             )
             self.vision_backbone.materialise(vllm_config.device_config.device)
             self.projector: Projector = Projector(self.vision_backbone.width, policy.llm.hidden_size)
