@@ -96,7 +96,7 @@ def test_proprioception_is_scaled_by_its_bounds_and_clipped(config: OpenVlaOftCo
 def test_a_dimension_that_never_changed_is_zero_or_one_of_the_ends(
     constant: Any, expected: list[float], config: OpenVlaOftConfig, tokenizer: Tokenizer
 ) -> None:
-    """By hand, for values at, below and above the constant: 2 (x - low) / 1e-8 - 1 is -1, far below -1, far above 1."""
+    """Values at, below and above the constant, worked out by hand: 2 (x - low) / 1e-8 - 1 is -1, far below, far above."""
     proprio = ProprioConfig(low=(0.25, 0.25, 0.25, 0.0), high=(0.25, 0.25, 0.25, 1.0), constant=constant)
     processor = PrismaticProcessor(config, tokenizer, proprio)
     frame = np.zeros((28, 28, 3), np.uint8)

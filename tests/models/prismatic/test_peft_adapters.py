@@ -34,7 +34,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
-    """What OpenVLA-OFT's training leaves if it does not merge: an adapter, parts, and the processor's files."""
+    """A folder of OpenVLA-OFT's training without merging: an adapter, parts, and the processor's files."""
     folder = golden_checkpoint.write(tmp_path_factory.mktemp("trained") / "run", HEAD, PROPRIO)
     golden_checkpoint.write_adapter(folder / "lora_adapter", base)
     for name in ("config.json", "vla_rl.json", "model.safetensors"):

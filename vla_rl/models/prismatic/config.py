@@ -108,7 +108,7 @@ class ProprioConfig(Config, frozen=True, kw_only=True):
     """Value that becomes 1; larger ones are clipped."""
 
     constant: ConstantProprio = "zero"
-    """What becomes of a dimension whose `low` and `high` are equal."""
+    """Scaling of a dimension whose `low` and `high` are equal."""
 
     def __post_init__(self) -> None:
         self.require(len(self.low) > 0, "low", "one number for each dimension")

@@ -36,7 +36,7 @@ COMPANION_BYTES: Final = 16 << 20
 _WEIGHTS: Final = (".safetensors", ".pt", ".bin", ".pth")
 
 _SNAPSHOT = re.compile(r".*/models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?")
-"""Where the hub's client keeps a repository: OpenVLA-OFT's training notes such a path as the base of an adapter."""
+"""Path under which the hub's client keeps a repository. OpenVLA-OFT's training notes such a path as an adapter's base."""
 
 _log = logging.getLogger(__name__)
 

@@ -100,7 +100,7 @@ def with_weights(build: Callable[[], NetworkT], tensors: Mapping[str, Tensor], s
 
 
 class Adapter(NamedTuple):
-    """What is added to one layer's weight: scale * up @ down."""
+    """A product that is added to one layer's weight: scale * up @ down."""
 
     down: Tensor
     """[rank, in], or [rank, in, height, width] of a convolution."""

@@ -26,7 +26,7 @@ ADAPTER_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 LORA_FOLDER: Final = "lora_adapter"
 
 PREFIX: Final = "base_model.model."
-"""What peft puts before the names of the model that it wraps."""
+"""Beginning of every name in peft's files; the rest is the name in the model that it wrapped."""
 
 OTHER_KINDS: Final = (
     "alpha_pattern", "fan_in_fan_out", "layer_replication", "lora_bias", "modules_to_save", "rank_pattern",

@@ -103,7 +103,7 @@ def proprio_of(
 
 
 def constant_proprio_of(extension: Extension) -> ConstantProprio:
-    """What becomes of constant dimensions: as the checkpoint says, else as the public ones' evaluation has it.
+    """The scaling of constant dimensions that a checkpoint names, else that of the public checkpoints' evaluation.
 
     A folder that was saved here before it said so made them 0.
     """
