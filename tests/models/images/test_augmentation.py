@@ -8,6 +8,7 @@ import torch
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.images.augmentation import AugmentationConfig, Draws, augment, draw, training_pipeline
+from vla_rl.models.images.names import ImagePipelineName
 from vla_rl.models.images.pipeline import image_pipeline
 
 SIZE = 16
@@ -106,13 +107,19 @@ def test_every_frame_has_draws_of_its_own_from_the_seed() -> None:
     assert abs(float(torch.corrcoef(torch.stack([first.top, first.left]))[0, 1])) < 0.1
 
 
-def test_a_policy_that_never_crops_is_not_taught_by_crops() -> None:
-    still = AugmentationConfig(brightness=0.0, contrast=(1.0, 1.0), saturation=(1.0, 1.0), hue=0.0)
-    frames = images(2)
-    bicubic = training_pipeline("bicubic", still, torch.Generator().manual_seed(0))
-    assert (bicubic(frames, SIZE).int() - image_pipeline("bicubic")(frames, SIZE).int()).abs().max() <= 1
-    exact = training_pipeline("exact", still, torch.Generator().manual_seed(0))
-    assert not torch.equal(exact(frames, SIZE), exact(frames, SIZE))
+STILL = AugmentationConfig(brightness=0.0, contrast=(1.0, 1.0), saturation=(1.0, 1.0), hue=0.0)
+
+
+@pytest.mark.parametrize("name", ["bicubic", "bicubic_float", "bicubic_pillow"])
+def test_a_policy_that_sees_whole_frames_is_not_trained_on_crops(name: ImagePipelineName) -> None:
+    frames, train = images(2), training_pipeline(name, STILL, torch.Generator().manual_seed(0))
+    assert (train(frames, SIZE).int() - image_pipeline(name)(frames, SIZE).int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("name", ["exact", "crop"])
+def test_a_policy_that_sees_the_middle_of_a_frame_is_trained_on_random_crops(name: ImagePipelineName) -> None:
+    frames, train = images(2), training_pipeline(name, STILL, torch.Generator().manual_seed(0))
+    assert not torch.equal(train(frames, SIZE), train(frames, SIZE))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.folder import open_folder
 from vla_rl.models.prismatic.hub import downloaded
 
 MakeObservation = Callable[..., dict[str, Any]]
@@ -237,6 +238,8 @@ def test_an_adapter_that_is_not_there_is_named(base: Path, adapter: Path, tmp_pa
         OpenVlaOft.load(base, adapter_use="train")
     with pytest.raises(CheckpointError, match=r"has no adapter; expected adapter_config\.json in it, or"):
         OpenVlaOft.load(base, adapter=base)
+    with pytest.raises(CheckpointError, match="was read without the adapter .*; name it when it is read"):
+        OpenVlaOft.load(open_folder(base), adapter=adapter)
     (adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"has adapter_config\.json, but no adapter_model\.safetensors or"):
         OpenVlaOft.load(base, adapter=adapter)

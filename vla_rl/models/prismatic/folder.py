@@ -96,10 +96,12 @@ def open_folder(checkpoint: Path | str | PublicFolder, adapter: Path | str | Non
     Raises: CheckpointError if it is neither, or is not a checkpoint of OpenVLA's architecture.
     """
     if isinstance(checkpoint, PublicFolder):
+        if adapter is not None and checkpoint.adapter is None:
+            raise CheckpointError(f"{checkpoint.path} was read without the adapter {adapter}; name it when it is read.")
         return checkpoint
-    if adapter is not None:
-        return _read_adapted(_located(checkpoint), _located(adapter, without=(MAIN_WEIGHTS,)))
     path = _located(checkpoint, without=(f"{LORA_FOLDER}/*",))
+    if adapter is not None:
+        return _read_adapted(path, _located(adapter, without=(MAIN_WEIGHTS,)))
     if holds_weights(path):
         if (path / LORA_FOLDER / ADAPTER_CONFIG).is_file():
             _log.info("%s is taken as its weights are; OpenVLA-OFT merges %s into them", path, LORA_FOLDER)
