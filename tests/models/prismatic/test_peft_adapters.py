@@ -238,7 +238,7 @@ def test_an_adapter_that_is_not_there_is_named(base: Path, adapter: Path, tmp_pa
         OpenVlaOft.load(base, adapter_use="train")
     with pytest.raises(CheckpointError, match=r"has no adapter; expected adapter_config\.json in it, or"):
         OpenVlaOft.load(base, adapter=base)
-    with pytest.raises(CheckpointError, match="was read without the adapter .*; name it when it is read"):
+    with pytest.raises(CheckpointError, match=r"was read without the adapter .*; name it when it is read"):
         OpenVlaOft.load(open_folder(base), adapter=adapter)
     (adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"has adapter_config\.json, but no adapter_model\.safetensors or"):
