@@ -14,7 +14,6 @@ from torch import Tensor
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
 from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
-from vla_rl.models.language.chat_format import parse_reply
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import Completion, Message, Sampling, ToolSpec
 
@@ -71,7 +70,7 @@ async def test_tool_calls_of_later_replies_have_ids_of_their_own(
     policy: CausalLanguageModel, lane: DeviceLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a model with random weights never calls a tool
-    monkeypatch.setattr(policy, "parse", lambda tokens: parse_reply('<tool_call>{"name": "add"}</tool_call>' * 2))
+    monkeypatch.setattr(policy, "decode", lambda tokens: '<tool_call>{"name": "add"}</tool_call>' * 2)
     talk, ids = list(said(0)), []
     async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(max_reply=2)) as engine:
         for _ in range(2):

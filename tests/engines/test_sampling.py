@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from vla_rl.engines.sampling import choose_tokens, seeded_uniforms
+from vla_rl.engines.sampling import choose_tokens, likeliest_tokens, seeded_uniforms
 from vla_rl.types import Sampling
 
 
@@ -37,3 +37,17 @@ def test_greedy_and_sampled_rows_share_a_batch() -> None:
     assert set(tokens[0].tolist()) == {2}
     assert set(tokens[1].tolist()) == {0, 1, 2, 3}
     np.testing.assert_allclose(log_probs[0], 0.1 - np.log(3 + np.exp(0.1)), atol=1e-6)
+
+
+def test_noise_that_rounds_up_to_the_whole_means_the_last_possible_token() -> None:
+    logits = torch.tensor([[[0.0, 0.3, -torch.inf]]])
+    tokens, log_probs = choose_tokens(logits, [Sampling()], torch.ones(1, 1, dtype=torch.float64))
+    assert tokens.tolist() == [[1]]
+    assert torch.isfinite(log_probs).all()
+
+
+def test_the_likeliest_tokens_are_possible_ones_in_order() -> None:
+    logits = torch.log(torch.tensor([[[1.0, 4.0, 0.0, 16.0]]]))
+    (row,) = likeliest_tokens(logits, [Sampling(temperature=2.0)], 4)
+    assert [token for token, _ in row] == [3, 1, 0]
+    np.testing.assert_allclose(np.exp([log_prob for _, log_prob in row]), [4 / 7, 2 / 7, 1 / 7], atol=1e-6)

@@ -13,11 +13,13 @@ from vla_rl.rollout import ChatLimits, EngineTeam, chat_agent
 from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.rollout.policies import EpisodePolicy, policy_for
 from vla_rl.types import (
+    ANY_REPLY,
     Completion,
     EnvSpec,
     EpisodeSpec,
     FinishReason,
     Message,
+    ReplyOptions,
     Sampling,
     StopReason,
     TextOutcome,
@@ -54,6 +56,7 @@ class Speaker:
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
         self.heard.append([message.content for message in messages])
         self.tools.append(tuple(tool.name for tool in tools))

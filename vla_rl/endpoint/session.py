@@ -9,14 +9,13 @@ import msgspec
 import numpy as np
 
 from vla_rl.errors import ContextOverflow
+from vla_rl.rollout.reply_steps import step_of
 from vla_rl.types import (
     DEFAULT_AGENT,
-    ActionChunk,
     Completion,
     EpisodeSpec,
     Info,
     LanguagePolicy,
-    Step,
     StopReason,
     Trajectory,
 )
@@ -88,7 +87,7 @@ class Session:
             raise ValueError("nothing was said under this session's key; did the agent use its base_url and api_key?")
         found = threads_of(self.calls)
         ordered = [self.calls[number] for thread in found for number in thread]
-        steps = tuple(_step_of(call, reward if call is ordered[-1] else 0.0) for call in ordered)
+        steps = tuple(step_of(call.completion, call.agent, reward if call is ordered[-1] else 0.0) for call in ordered)
         last = ordered[-1].completion
         return Trajectory(
             episode=episode,
@@ -126,20 +125,3 @@ def threads_of(calls: Sequence[RecordedCall]) -> list[list[int]]:
         else:
             best.append(number)
     return threads
-
-
-def _step_of(call: RecordedCall, reward: float) -> Step:
-    completion = call.completion
-    chunk = ActionChunk(
-        actions=completion.tokens[None],
-        tokens=completion.tokens,
-        log_probs=completion.log_probs,
-        weight_version=int(completion.weight_versions.min()),
-        weight_versions=completion.weight_versions,
-    )
-    return Step(
-        observation={"prompt_tokens": completion.prompt_tokens},
-        chunk=chunk,
-        rewards=np.array([reward], np.float32),
-        agent=call.agent,
-    )

@@ -9,16 +9,17 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from vla_rl.engines.chat_interface import Question, Sampled, completion, question
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.generator import Generator
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.reply import Reply
+from vla_rl.engines.vocabulary import StopWatch
 from vla_rl.errors import ContextOverflow
 from vla_rl.rollout import BatchStats
-from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.rollout.owned_tasks import is_being_cancelled, leave
-from vla_rl.types import Completion, Message, Sampling, ToolSpec
+from vla_rl.types import Completion, Prompt, ReplyOptions, Sampling, ToolSpec
 
 MAX_QUEUE = 1024
 """Requests that wait to join the batch; further callers wait for room before they queue."""
@@ -79,13 +80,18 @@ class Conversations:
             self._fail([*self._running.values(), *self._queue], _closed())
 
     async def generate(
-        self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], sampling: Sampling, max_tokens: int | None
+        self,
+        prompt: Prompt,
+        tools: tuple[ToolSpec, ...],
+        sampling: Sampling,
+        max_tokens: int | None,
+        options: ReplyOptions,
     ) -> Completion:
-        """One reply. Raises: ContextOverflow; ValueError for messages or limits that make no prompt."""
+        """One reply. Raises: ContextOverflow; ValueError for a prompt, limits or options that no reply can meet."""
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
-        prompt = await self._lane.prepare(self._model.render, messages, tools)
-        reply = Reply(prompt, sampling, self._room_for_reply(prompt, max_tokens))
+        asked = await self._lane.prepare(question, self._model, prompt, tools, options)
+        reply = self._reply(asked, sampling, self._room_for_reply(asked.tokens, max_tokens))
         await self._room.acquire()
         if self._runner is None or self._runner.done():
             self._room.release()
@@ -100,7 +106,7 @@ class Conversations:
             if waiter in self._queue:
                 self._queue.remove(waiter)
                 self._room.release()
-        return await self._completion(reply, messages)
+        return await self._lane.prepare(completion, self._model, asked, _sampled(reply))
 
     def stats(self) -> BatchStats:
         """Pieces of the device lane by the number of replies in them, and the share of the time with one running."""
@@ -119,17 +125,15 @@ class Conversations:
             raise ContextOverflow(len(prompt), self._context)
         return min(room, max_tokens or self._max_reply, self._max_reply)
 
-    async def _completion(self, reply: Reply, messages: tuple[Message, ...]) -> Completion:
-        assert reply.finish_reason is not None
-        tokens = reply.tokens
-        said = await self._lane.prepare(self._model.parse, tokens)
-        return Completion(
-            message=with_unique_call_ids(said, messages),
-            prompt_tokens=reply.prompt,
-            tokens=tokens,
-            log_probs=np.array(reply.log_probs, np.float32),
-            weight_versions=np.array(reply.versions, np.int64),
-            finish_reason=reply.finish_reason,
+    def _reply(self, asked: Question, sampling: Sampling, max_tokens: int) -> Reply:
+        vocabulary, options = self._model.vocabulary, asked.options
+        return Reply(
+            asked.tokens,
+            sampling,
+            max_tokens,
+            guide=None if asked.grammar is None else vocabulary.guide(asked.grammar),
+            stop_watch=StopWatch(vocabulary, options.stop) if options.stop else None,
+            num_alternatives=options.top_log_probs or 0,
         )
 
     async def _run(self) -> None:
@@ -173,7 +177,11 @@ class Conversations:
             self._busy_s += self._loop.time() - started
         for reply in finished:
             waiter = self._running.pop(id(reply))
-            if not waiter.answer.done():
+            if waiter.answer.done():
+                continue
+            if reply.failure is not None:
+                waiter.answer.set_exception(reply.failure)
+            else:
                 waiter.answer.set_result(None)
         for key, waiter in list(self._running.items()):
             if waiter.reply.is_given_up:
@@ -192,6 +200,18 @@ class Conversations:
         for waiter in waiters:
             if not waiter.answer.done():
                 waiter.answer.set_exception(error)
+
+
+def _sampled(reply: Reply) -> Sampled:
+    assert reply.finish_reason is not None
+    return Sampled(
+        tokens=reply.tokens,
+        log_probs=np.array(reply.log_probs, np.float32),
+        versions=np.array(reply.versions, np.int64),
+        finish_reason=reply.finish_reason,
+        stopped_by=reply.stopped_by,
+        alternatives=reply.alternatives,
+    )
 
 
 def _closed() -> RuntimeError:

@@ -134,7 +134,7 @@ def decisions_of(
     kind = np.float32 if rows[0].tokens[0].dtype.kind == "f" else np.int64
     with_reference = reference_log_probs is not None
     return Decisions(
-        observations=tuple(row.observation for row in rows),
+        observations=tuple(row.seen for row in rows),
         tokens=_padded(rows, "tokens", lambda row: row.tokens, kind, NO_TOKEN),
         behavior_log_prob=_padded(rows, "log_probs", lambda row: row.log_probs, np.float32),
         mask=_padded(rows, "mask", lambda row: row.mask, np.bool_),

@@ -14,10 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.reply import Reply
-from vla_rl.engines.sampling import choose_tokens
+from vla_rl.engines.sampling import choose_tokens, likeliest_tokens
+from vla_rl.engines.vocabulary import restricted
 
 BURST: Final = 8
 """Most tokens of each running reply in one piece of the device lane; so long do newcomers and the learner wait."""
@@ -66,12 +68,12 @@ class Generator:
             self._join(reply)
         self._read_prompts()
         for _ in range(BURST):
-            finished = [reply for reply in self._running if reply.finish_reason is not None]
+            finished = [reply for reply in self._running if reply.is_over]
             if finished or not self._running:
                 self._leave(finished)
                 return finished
             self._sample(range(len(self._running)))
-        finished = [reply for reply in self._running if reply.finish_reason is not None]
+        finished = [reply for reply in self._running if reply.is_over]
         self._leave(finished)
         return finished
 
@@ -160,12 +162,35 @@ class Generator:
         replies = [self._running[slot] for slot in slots]
         starts = [reply.num_held for reply in replies]
         logits = self._model.extend(self._memory, list(slots), starts, [reply.unread for reply in replies])
+        logits = _under_grammars(logits, replies)[:, None]
+        samplings = [reply.sampling for reply in replies]
         uniforms = torch.tensor([[reply.next_uniform] for reply in replies], dtype=torch.float64)
-        tokens, log_probs = choose_tokens(logits[:, None], [reply.sampling for reply in replies], uniforms)
-        chosen = zip(replies, tokens[:, 0].tolist(), log_probs[:, 0].tolist(), strict=True)
-        for reply, token, log_prob in chosen:
+        tokens, log_probs = choose_tokens(logits, samplings, uniforms)
+        num_noted = max(reply.num_alternatives for reply in replies)
+        noted = likeliest_tokens(logits, samplings, num_noted) if num_noted else [[]] * len(replies)
+        chosen = zip(replies, tokens[:, 0].tolist(), log_probs[:, 0].tolist(), noted, strict=True)
+        for reply, token, log_prob, alternatives in chosen:
             reply.num_held = len(reply.conversation)
-            reply.add(token, log_prob, self._version, self._model.stop_tokens)
+            if reply.failure is None:
+                reply.alternatives.append(alternatives[: reply.num_alternatives])
+                reply.add(token, log_prob, self._version, self._model.stop_tokens)
+
+
+def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
+    """float [B, V], -inf for each token that a reply's grammar does not allow next. A grammar that fails ends its reply."""
+    rows, masks = [], []
+    for row, reply in enumerate(replies):
+        if reply.guide is None:
+            continue
+        try:
+            masks.append(reply.guide.allowed())
+        except ValueError as error:
+            reply.failure = error
+        else:
+            rows.append(row)
+    if rows:
+        logits[rows] = restricted(logits[rows], torch.stack(masks).to(logits.device))
+    return logits
 
 
 def _num_shared(held: Sequence[int], prompt: np.ndarray) -> int:

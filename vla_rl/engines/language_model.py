@@ -1,21 +1,20 @@
-"""What an engine needs of a model that speaks, besides what a learner needs: its chat format, and its memory.
+"""What an engine needs of a model that speaks, besides what a learner needs: its chat interface, and its memory.
 
     messages, tools ─► render ─► prompt tokens ─► extend ─► logits of the next token ─► ... ─► parse ─► Message
                                                      ▲
                                                  KeyValues: one slot for each conversation that is held
 
-`render` and `parse` run on the CPU in any thread; `extend` and `KeyValues` live on the device lane.
+The chat interface runs on the CPU in any thread; `extend` and `KeyValues` live on the device lane.
 `vla_rl/models/language` is the family that transformers loads.
 """
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import numpy as np
 from torch import Tensor
 
+from vla_rl.engines.chat_interface import ChatInterface
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.types import Message, ToolSpec
 
 BatchT = TypeVar("BatchT")
 
@@ -33,26 +32,13 @@ class KeyValues(Protocol):
 
 
 @runtime_checkable
-class LanguageModel(TokenModel[BatchT], Protocol[BatchT]):
-    """A policy over replies: one decision is a whole reply, of any length. Observations hold `prompt_tokens`, int64 [P]."""
+class LanguageModel(TokenModel[BatchT], ChatInterface, Protocol[BatchT]):
+    """A policy over replies: one decision is a whole reply, of any length. Observations hold `prompt_tokens`, int64 [P], and
+    `grammars`, one (start, stop, grammar) for every part of the reply that was sampled under a grammar."""
 
     @property
     def context_size(self) -> int:
         """Most tokens that a prompt and its reply may have together."""
-        ...
-
-    @property
-    def stop_tokens(self) -> frozenset[int]:
-        """Tokens that end a reply."""
-        ...
-
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
-        """A conversation as its chat template has it, up to where the reply begins: int64 [P]."""
-        ...
-
-    def parse(self, tokens: np.ndarray) -> Message:
-        """A reply, int64 [T], as a message; tool calls that cannot be read become `Message.call_errors`, the others have ids
-        that are unique in the reply."""
         ...
 
     def key_values(self, num_slots: int) -> KeyValues:

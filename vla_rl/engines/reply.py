@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from vla_rl.engines.vocabulary import Guide, StopWatch
 from vla_rl.types import FinishReason, Sampling
 
 
@@ -12,18 +13,38 @@ class Reply:
         prompt: int64 [P], P >= 1.
         sampling: temperature, or greedy, and the seed that all its tokens are drawn from.
         max_tokens: of the reply, >= 1.
+        guide: what its grammar allows, if it has one.
+        stop_watch: looks for texts that end it, if there are any.
+        num_alternatives: likeliest tokens noted beside each sampled one.
     """
 
-    def __init__(self, prompt: np.ndarray, sampling: Sampling, max_tokens: int) -> None:
+    def __init__(
+        self,
+        prompt: np.ndarray,
+        sampling: Sampling,
+        max_tokens: int,
+        guide: Guide | None = None,
+        stop_watch: StopWatch | None = None,
+        num_alternatives: int = 0,
+    ) -> None:
         if not sampling.temperature > 0.0:
             raise ValueError(f"Sampling.temperature is {sampling.temperature}, expected > 0; use greedy=True instead.")
         self.prompt, self.sampling, self.max_tokens = prompt, sampling, max_tokens
+        self.guide, self.num_alternatives = guide, num_alternatives
+        self._stop_watch = stop_watch
         self.conversation: list[int] = prompt.tolist()
         """Tokens of the prompt, then of the reply."""
 
         self.log_probs: list[float] = []
         self.versions: list[int] = []
+        self.alternatives: list[list[tuple[int, float]]] = []
+        """Ids and log-probs of the likeliest tokens in the place of each."""
+
         self.finish_reason: FinishReason | None = None
+        self.stopped_by: str | None = None
+        self.failure: ValueError | None = None
+        """The reply cannot go on, though others can: its grammar grew too complex."""
+
         self.is_given_up = False
         """Set by whoever asked, when nobody waits for it any more; it leaves before its next token."""
 
@@ -31,6 +52,11 @@ class Reply:
         """Tokens of the conversation whose keys and values are in its slot, made by the present weights."""
 
         self._uniforms = np.random.Generator(np.random.Philox(sampling.seed)).random(max_tokens)
+
+    @property
+    def is_over(self) -> bool:
+        """No token follows."""
+        return self.finish_reason is not None or self.failure is not None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -54,5 +80,12 @@ class Reply:
         self.versions.append(version)
         if token in stop_tokens:
             self.finish_reason = "stop"
+            return
+        if self._stop_watch is not None:
+            self.stopped_by = self._stop_watch.found_in(token)
+        if self.stopped_by is not None:
+            self.finish_reason = "stop"
         elif len(self.log_probs) == self.max_tokens:
             self.finish_reason = "length"
+        elif self.guide is not None:
+            self.guide.take(token)

@@ -42,6 +42,7 @@ class Row:
         observation: what was seen before its first token.
         sequence: index of the trajectory.
         temperature: of all its log-probs.
+        grammars: (start, stop, grammar) of its parts that were sampled under a grammar.
         tokens, log_probs, mask, advantage, versions, reference: parts of equal lengths; `advantage` in each float64 [t] or
             [1], `reference` none where there is no reference policy.
         spans: of its decisions.
@@ -50,6 +51,7 @@ class Row:
     observation: Observation
     sequence: int
     temperature: float
+    grammars: list[tuple[int, int, str]] = field(default_factory=list)
     tokens: list[np.ndarray] = field(default_factory=list)
     log_probs: list[np.ndarray] = field(default_factory=list)
     mask: list[np.ndarray] = field(default_factory=list)
@@ -57,6 +59,11 @@ class Row:
     versions: list[np.ndarray] = field(default_factory=list)
     reference: list[np.ndarray] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+
+    @property
+    def seen(self) -> Observation:
+        """The observation, with the grammars that its tokens were sampled under: the model computes log-probs under them."""
+        return {**self.observation, "grammars": tuple(self.grammars)} if self.grammars else self.observation
 
     @property
     def num_tokens(self) -> int:
@@ -91,6 +98,8 @@ class Row:
         if reference is not None:
             self.reference.append(reference)
         self.spans.append(Span(decision, start, start + len(chunk.tokens)))
+        if "grammar" in step.observation:
+            self.grammars.append((start, start + len(chunk.tokens), step.observation["grammar"]))
 
 
 def rows_of(

@@ -48,10 +48,27 @@ def choose(logits: Tensor, temperatures: Tensor, is_greedy: Tensor, uniforms: Te
     """`choose_tokens` with everything on the device of the logits: it waits for nothing on the host."""
     log_probs = tempered_log_probs(logits, temperatures)
     cumulative = log_probs.double().exp().cumsum(dim=-1)
-    noise = uniforms[..., None] * cumulative[..., -1:]
+    total = cumulative[..., -1:]
+    # rounding may lift the noise to the total, which no token's sum exceeds; then the last possible token is meant
+    noise = torch.minimum(uniforms[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
     sampled = torch.searchsorted(cumulative, noise, right=True)[..., 0].clamp(max=logits.shape[2] - 1)
     chosen = torch.where(is_greedy[:, None], log_probs.argmax(dim=-1), sampled)
     return chosen, log_probs.gather(-1, chosen[..., None])[..., 0]
+
+
+def likeliest_tokens(logits: Tensor, samplings: Sequence[Sampling], num: int) -> list[list[tuple[int, float]]]:
+    """Ids and log-probs after temperature of the possible tokens of highest probability.
+
+    Args:
+        logits: float [B, 1, V], before temperature; -inf marks an impossible token.
+        samplings: B of them.
+        num: most tokens for each row.
+    """
+    temperatures, _ = sampling_columns(samplings, logits.device)
+    log_probs = tempered_log_probs(logits, temperatures)[:, 0]
+    values, tokens = log_probs.topk(min(num, log_probs.shape[1]))
+    rows = zip(tokens.tolist(), values.tolist(), strict=True)
+    return [[pair for pair in zip(*row, strict=True) if pair[1] > -torch.inf] for row in rows]
 
 
 def tempered_log_probs(logits: Tensor, temperatures: Tensor) -> Tensor:

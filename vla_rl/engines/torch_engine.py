@@ -20,7 +20,16 @@ from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.errors import PolicyError
 from vla_rl.rollout import BatchStats, DynamicBatcher
-from vla_rl.types import ActionChunk, Completion, Message, Observation, Sampling, ToolSpec
+from vla_rl.types import (
+    ANY_REPLY,
+    ActionChunk,
+    Completion,
+    Observation,
+    Prompt,
+    ReplyOptions,
+    Sampling,
+    ToolSpec,
+)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -132,26 +141,28 @@ class TorchEngine:
 
     async def generate(
         self,
-        messages: Sequence[Message],
+        prompt: Prompt,
         *,
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """The next message of a conversation; joins the running batch. Cancelling it gives the reply up.
+        """Generate one reply in the running batch. Cancelling the call aborts the reply.
 
         Args:
-            messages: the conversation so far.
+            prompt: the conversation so far, or text or tokens to continue.
             tools: that the policy is told about.
             sampling: temperature, or greedy, and the seed that all tokens of this reply are drawn from.
             max_tokens: of the reply; `EngineConfig.max_reply` at most.
+            options: form of the reply, where it stops, and what is reported with it.
 
-        Raises: ContextOverflow where the prompt leaves no room; ValueError where it cannot be made of these messages.
-        TypeError where the policy does not speak.
+        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that the model
+        cannot take; TypeError if the policy does not speak.
         """
         if not isinstance(self._answering, Conversations):
             raise TypeError("this engine's policy chooses action chunks and does not speak; use `act`")
-        return await self._answering.generate(tuple(messages), tuple(tools), sampling or Sampling(), max_tokens)
+        return await self._answering.generate(prompt, tuple(tools), sampling or Sampling(), max_tokens, options)
 
     def stats(self) -> BatchStats:
         """Batch sizes, waits and the share of the time with a batch in flight."""

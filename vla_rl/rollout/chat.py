@@ -15,16 +15,19 @@ import numpy as np
 
 from vla_rl.errors import ConfigError, ContextOverflow, EnvError, PolicyError
 from vla_rl.rollout.agents import stop_reason
+from vla_rl.rollout.reply_steps import step_of
 from vla_rl.types import (
-    ActionChunk,
+    ANY_REPLY,
     Completion,
     Config,
     LanguagePolicy,
     Message,
+    ReplyOptions,
     Step,
     StopReason,
     TextEnv,
     TextOutcome,
+    TextStart,
     ToolSpec,
     Trajectory,
 )
@@ -94,6 +97,7 @@ class _Conversation:
         self._env, self._policy, self._limits = env, policy, limits
         self._messages: dict[str, list[Message]] = {}
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
+        self._options: ReplyOptions = ANY_REPLY
         self._steps: list[Step] = []
         self._newest: dict[str, int] = {}
         self._owed: dict[str, float] = {}
@@ -119,7 +123,7 @@ class _Conversation:
                 return self._ended(stop_reason(outcome.terminated, outcome.info))
             if len(self._steps) >= self._limits.max_turns:
                 return self._ended(StopReason.TURN_LIMIT)
-            agent = self._hear(outcome.agent, outcome.messages, outcome.tools)
+            agent = self._hear(outcome)
 
     async def _begin(self) -> str:
         limit = self._limits.reset_timeout_s
@@ -130,14 +134,15 @@ class _Conversation:
                 f"the environment of {self._env.episode.task} did not begin within reset_timeout_s={limit}; look at "
                 "what its reset waits for, or allow more"
             ) from error
-        return self._hear(start.agent, start.messages, start.tools)
+        return self._hear(start)
 
-    def _hear(self, agent: str, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> str:
+    def _hear(self, said: TextStart | TextOutcome) -> str:
         """An agent hears something, and it is its turn."""
-        self._messages.setdefault(agent, []).extend(messages)
-        if tools:
-            self._tools[agent] = tools
-        return agent
+        self._messages.setdefault(said.agent, []).extend(said.messages)
+        if said.tools:
+            self._tools[said.agent] = said.tools
+        self._options = said.options
+        return said.agent
 
     async def _reply(self, agent: str) -> Completion | StopReason:
         """What an agent says, or why it says nothing more."""
@@ -148,7 +153,9 @@ class _Conversation:
                 return StopReason.TOKEN_LIMIT
             budget = left if budget is None else min(budget, left)
         speaker = self._policy_of(agent)
-        generation = speaker.generate(self._messages[agent], tools=self._tools.get(agent, ()), max_tokens=budget)
+        generation = speaker.generate(
+            self._messages[agent], tools=self._tools.get(agent, ()), max_tokens=budget, options=self._options
+        )
         try:
             reply = await _within(self._limits.reply_timeout_s, generation)
         except ContextOverflow:
@@ -179,18 +186,8 @@ class _Conversation:
 
     def _record(self, agent: str, reply: Completion, reward: float) -> None:
         self._num_tokens += len(reply.tokens)
-        chunk = ActionChunk(
-            actions=reply.tokens[None],
-            tokens=reply.tokens,
-            log_probs=reply.log_probs,
-            weight_version=int(reply.weight_versions.min()),
-            weight_versions=reply.weight_versions,
-            temperature=reply.temperature,
-        )
-        observation = {"prompt_tokens": reply.prompt_tokens}
-        earned = np.array([reward + self._owed.pop(agent, 0.0)], np.float32)
         self._newest[agent] = len(self._steps)
-        self._steps.append(Step(observation=observation, chunk=chunk, rewards=earned, agent=agent))
+        self._steps.append(step_of(reply, agent, reward + self._owed.pop(agent, 0.0)))
 
     def _credit(self, credits: Mapping[str, float]) -> None:
         """What agents earn for what they did before belongs to their newest turn; before their first one, to that."""

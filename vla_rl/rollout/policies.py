@@ -12,11 +12,13 @@ from vla_rl.actors.waits import begin_wait, end_wait
 from vla_rl.errors import PolicyError
 from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.types import (
+    ANY_REPLY,
     ActionChunk,
     Completion,
     EpisodeSpec,
-    Message,
     Observation,
+    Prompt,
+    ReplyOptions,
     Sampling,
     ToolSpec,
     derive_seed,
@@ -46,13 +48,14 @@ class LanguageEngine(Protocol):
 
     async def generate(
         self,
-        messages: Sequence[Message],
+        prompt: Prompt,
         *,
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """The next message; the same conversation, sampling (seed included) and weights give the same one."""
+        """Generate one reply; the same prompt, sampling (seed included), options and weights give the same one."""
         ...
 
 
@@ -132,23 +135,25 @@ class EpisodePolicy:
 
     async def generate(
         self,
-        messages: Sequence[Message],
+        prompt: Prompt,
         *,
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """The next message of a conversation. Without `sampling`: the episode's own. Its seed is always this decision's.
+        """Generate one reply. Without `sampling`: the episode's own. Its seed is always this decision's.
 
         Its tool calls have ids that no earlier one of the conversation has, whatever the engine's chat format called them.
 
-        Raises: PolicyError where a log-prob is NaN or infinite.
+        Raises: PolicyError if a log-prob is NaN or infinite.
         """
         engine: LanguageEngine = self._engine  # type: ignore[assignment]
         with self._deciding(sampling) as chosen:
-            reply = await engine.generate(messages, tools=tools, sampling=chosen, max_tokens=max_tokens)
+            reply = await engine.generate(prompt, tools=tools, sampling=chosen, max_tokens=max_tokens, options=options)
         self._require_numbers(reply.log_probs, engine.weight_version)
-        message = with_unique_call_ids(reply.message, messages)
+        earlier = () if isinstance(prompt, str | np.ndarray) else prompt
+        message = with_unique_call_ids(reply.message, earlier)
         return msgspec.structs.replace(reply, message=message, temperature=chosen.temperature)
 
     def _require_numbers(self, log_probs: np.ndarray, version: int) -> None:

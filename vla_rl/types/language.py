@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.types.episode import EpisodeSpec, Sampling
+from vla_rl.types.reply_options import ANY_REPLY, ReplyOptions
 
 DEFAULT_AGENT = "policy"
 """The agent's name where there is only one."""
@@ -55,6 +56,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     answer with. The text of such a call stays in `content`."""
 
 
+Prompt: TypeAlias = Sequence[Message] | str | np.ndarray
+"""A conversation to answer, a text to continue, or the tokens of one, int64 [P]."""
+
+
 class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A tool as a model is told about it."""
 
@@ -62,6 +67,20 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     parameters: dict[str, Any]
     """JSON schema of the arguments, an object."""
+
+    is_strict: bool = False
+    """Restrict sampling so that the arguments of every call satisfy `parameters`; a schema that cannot be enforced is an
+    error."""
+
+
+class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One sampled token, and the likeliest tokens in its place."""
+
+    text: bytes
+    """UTF-8, of which one token may hold a part of a character."""
+
+    alternatives: tuple[tuple[bytes, float], ...] = ()
+    """Texts and log-probs, the likeliest first."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +96,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """int64 [T], what was sampled, the token that ended the turn included."""
 
     log_probs: np.ndarray
-    """float32 [T], natural log of each token's probability under the weights that chose it, after temperature."""
+    """float32 [T], natural log of each token's probability under the weights that chose it, after temperature and under
+    `grammar`."""
 
     weight_versions: np.ndarray
     """int64 [T], number of updates applied to the weights that chose each token."""
@@ -85,7 +105,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
 
     temperature: float | None = None
-    """Of `log_probs`, noted by the policy that an agent is handed; None: that of the episode's own sampling."""
+    """Temperature of `log_probs`, noted by the policy that an agent is handed; None: that of the episode's own sampling."""
+
+    grammar: str | None = None
+    """Grammar that sampling was restricted to, in llguidance's dialect of Lark; None: every token could be sampled."""
+
+    stopped_by: str | None = None
+    """The stop text of `ReplyOptions.stop` that ended the reply."""
+
+    report: tuple[TokenReport, ...] | None = None
+    """One entry for each token, if `ReplyOptions.top_log_probs` asked for them."""
 
 
 class LanguagePolicy(Protocol):
@@ -93,17 +122,19 @@ class LanguagePolicy(Protocol):
 
     async def generate(
         self,
-        messages: Sequence[Message],
+        prompt: Prompt,
         *,
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """The next message of a conversation. Without `sampling`: the episode's own. Its seed is always this decision's.
+        """Generate one reply. Without `sampling`: the episode's own. Its seed is always this decision's.
 
         Without `max_tokens`: the engine's own limit. Cancelling the call aborts the generation.
 
-        Raises: ContextOverflow where the prompt leaves no room for a reply.
+        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that cannot be
+        met, such as a schema that no grammar can express.
         """
         ...
 
@@ -118,6 +149,9 @@ class TextStart(msgspec.Struct, frozen=True, kw_only=True):
 
     agent: str = DEFAULT_AGENT
     """Whose turn it is."""
+
+    options: ReplyOptions = ANY_REPLY
+    """Rules for the reply to these messages."""
 
 
 class TextOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +180,9 @@ class TextOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     tools: tuple[ToolSpec, ...] = ()
     """Of that agent from now on; empty: those it was given before."""
+
+    options: ReplyOptions = ANY_REPLY
+    """Rules for the reply to these messages."""
 
 
 class TextEnv(Protocol):

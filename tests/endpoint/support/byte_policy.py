@@ -6,7 +6,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_rl.errors import ContextOverflow
-from vla_rl.types import Completion, EnvSpec, EpisodeSpec, Message, Sampling, TextOutcome, TextStart, ToolSpec
+from vla_rl.types import (
+    ANY_REPLY,
+    Completion,
+    EnvSpec,
+    EpisodeSpec,
+    Message,
+    ReplyOptions,
+    Sampling,
+    TextOutcome,
+    TextStart,
+    ToolSpec,
+)
 
 END = b"\n"
 TEMPLATE = "<{role}>{content}{calls}"
@@ -37,6 +48,7 @@ class BytePolicy:
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
         self.heard.append((tuple(messages), tuple(tools), max_tokens))
         self.asked.set()

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import importlib.util
 import os
 from pathlib import Path
 
@@ -49,6 +50,12 @@ def test_another_version_is_refused_with_the_list_of_those_that_are_supported(mo
     pretend(monkeypatch, vllm="0.26.0")
     with pytest.raises(ConfigError, match=r"vLLM 0\.26\.0 is installed, expected one of 0\.32\.0"):
         adapter.require_vllm()
+
+
+def test_grammars_without_their_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"run `pip install --no-deps lm-format-enforcer==0\.11\.3 interegular"):
+        adapter.require_grammars()
 
 
 def test_the_builds_for_cpu_and_cuda_side_by_side_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

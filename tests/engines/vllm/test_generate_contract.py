@@ -1,10 +1,13 @@
 """What an engine that speaks promises, whichever it is: the same tests on the torch engine and on vLLM."""
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -16,7 +19,19 @@ from vla_rl.engines.vllm import VllmEngine
 from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.serving import serve
-from vla_rl.types import Completion, Message, Sampling, ToolSpec
+from vla_rl.types import (
+    ChoiceFormat,
+    Completion,
+    GrammarFormat,
+    JsonFormat,
+    Message,
+    RegexFormat,
+    ReplyFormat,
+    ReplyOptions,
+    Sampling,
+    ToolRule,
+    ToolSpec,
+)
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -49,7 +64,8 @@ class Speaking:
 
 def gap(policy: CausalLanguageModel, completion: Completion, temperature: float, begin: int = 0) -> float:
     """Largest difference from the learner's log-probs, from token `begin` of the reply on."""
-    batch = policy.prepare([{"prompt_tokens": completion.prompt_tokens}])
+    grammars = () if completion.grammar is None else ((0, len(completion.tokens), completion.grammar),)
+    batch = policy.prepare([{"prompt_tokens": completion.prompt_tokens, "grammars": grammars}])
     with torch.inference_mode():
         log_probs, _ = policy.log_probs(batch, torch.from_numpy(completion.tokens)[None], torch.tensor([temperature]))
     return float((log_probs[0] - torch.from_numpy(completion.log_probs)).abs()[begin:].max())
@@ -77,7 +93,7 @@ async def test_a_reply_is_a_message_with_its_tokens_log_probs_and_versions(speak
     assert (completion.log_probs.shape, completion.log_probs.dtype) == ((length,), np.float32)
     assert completion.weight_versions.tolist() == [0] * length
     np.testing.assert_array_equal(completion.prompt_tokens, policy.render(ASKED))
-    assert completion.message == policy.parse(completion.tokens)
+    assert completion.message == policy.parse(policy.decode(completion.tokens))
     ended = completion.tokens[-1] in policy.stop_tokens
     assert completion.finish_reason == ("stop" if ended else "length")
     assert ended or length == MAX_REPLY
@@ -117,6 +133,131 @@ async def test_a_prompt_without_room_for_a_reply_is_refused(speaking: Speaking) 
         await speaking.say((Message(role="user", content="1 " * 300),))
     with pytest.raises(ValueError, match="max_tokens is 0"):
         await speaking.engine.generate(ASKED, max_tokens=0)
+
+
+SUM = JsonFormat(
+    schema={
+        "type": "object",
+        "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 9}, "is_odd": {"type": "boolean"}},
+        "required": ["sum", "is_odd"],
+        "additionalProperties": False,
+        "x-guidance": {"item_separator": ",", "key_separator": ":"},  # random weights would choose much white space
+    }
+)
+ADD = ToolSpec(
+    name="add",
+    description="adds",
+    parameters={
+        "type": "object",
+        "properties": {"left": {"enum": [1, 2]}, "right": {"enum": [3, 4]}},
+        "required": ["left", "right"],
+        "additionalProperties": False,
+    },
+    is_strict=True,
+)
+
+
+async def ask(speaking: Speaking, options: ReplyOptions, **asked: Any) -> Completion:
+    sampling = Sampling(seed=asked.pop("seed", 1), temperature=asked.pop("temperature", 1.0))
+    completion: Completion = await speaking.engine.generate(ASKED, sampling=sampling, options=options, **asked)
+    return completion
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+async def test_a_reply_under_a_schema_satisfies_it_with_the_log_probs_that_the_learner_finds(
+    speaking: Speaking, temperature: float
+) -> None:
+    replies = await asyncio.gather(
+        *(ask(speaking, ReplyOptions(format=SUM), seed=seed, temperature=temperature) for seed in range(6))
+    )
+    whole = [json.loads(reply.message.content) for reply in replies if reply.finish_reason == "stop"]
+    assert whole
+    for said in whole:
+        assert set(said) == {"sum", "is_odd"}
+        assert said["sum"] in range(10)
+    for reply in replies:
+        assert reply.grammar is not None
+        assert speaking.gap(reply, temperature) < TOLERANCE
+        # without its grammar the learner would find another distribution
+        free = msgspec.structs.replace(reply, grammar=None)
+        assert speaking.gap(free, temperature) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (RegexFormat(pattern="[ab]{3}/[0-9]"), "[ab]{3}/[0-9]"),
+        (ChoiceFormat(choices=("yes", "no", 'n\u00f6 "never"')), 'yes|no|n\u00f6 "never"'),
+        (GrammarFormat(lark='start: "<" word ">"\nword: /[x-z]+/ | "1" word'), "<1*[x-z]+>"),
+    ],
+)
+async def test_a_reply_has_the_form_that_was_asked_for(speaking: Speaking, form: ReplyFormat, pattern: str) -> None:
+    for seed in range(4):
+        reply = await ask(speaking, ReplyOptions(format=form), seed=seed)
+        assert reply.finish_reason == "length" or re.fullmatch(pattern, reply.message.content)
+        assert speaking.gap(reply) < TOLERANCE
+
+
+async def test_a_tool_that_has_to_be_called_is_called_once_with_arguments_of_its_schema(speaking: Speaking) -> None:
+    rule = ToolRule(mode="required", names=("add",), max_calls=1)
+    for seed in range(4):
+        reply = await ask(speaking, ReplyOptions(tools=rule), seed=seed, tools=(ADD,), max_tokens=MAX_REPLY)
+        assert speaking.gap(reply) < TOLERANCE
+        if reply.finish_reason == "stop":
+            (call,) = reply.message.tool_calls
+            assert call.name == "add"
+            assert json.loads(call.arguments) in [{"left": left, "right": right} for left in (1, 2) for right in (3, 4)]
+
+
+async def test_a_schema_that_no_grammar_can_express_is_refused_and_others_are_not_disturbed(speaking: Speaking) -> None:
+    other = asyncio.create_task(speaking.say(seed=1))
+    with pytest.raises(ValueError, match=r"Unimplemented keys: \[\"not\"\]"):
+        await ask(speaking, ReplyOptions(format=JsonFormat(schema={"not": {}})))
+    assert speaking.gap(await other) < TOLERANCE
+
+
+async def test_a_stop_text_ends_a_reply_and_its_tokens_are_kept(speaking: Speaking) -> None:
+    free = await speaking.say(seed=3)
+    text = speaking.policy.decode(free.tokens)
+    stop = re.findall("[a-zA-Z]{2}", text)[1]  # random weights say little that is text
+    cut = await ask(speaking, ReplyOptions(stop=("never said", stop)), seed=3)
+    assert (cut.finish_reason, cut.stopped_by) == ("stop", stop)
+    assert cut.message.content == text[: text.index(stop)].strip()
+    assert cut.tokens.tolist() == free.tokens[: len(cut.tokens)].tolist()  # sampling is not touched
+    assert stop in speaking.policy.decode(cut.tokens)
+    assert stop not in speaking.policy.decode(cut.tokens[:-1])
+    assert speaking.gap(cut) < TOLERANCE
+    with pytest.raises(ValueError, match="a stop text is empty"):
+        await ask(speaking, ReplyOptions(stop=("",)))
+
+
+async def test_the_likeliest_tokens_are_reported_beside_those_that_were_sampled(speaking: Speaking) -> None:
+    reply = await ask(speaking, ReplyOptions(top_log_probs=3), seed=3)
+    assert reply.report is not None
+    assert len(reply.report) == len(reply.tokens)
+    said = b"".join(token.text for token in reply.report[:-1])
+    assert speaking.policy.decode(reply.tokens[:-1]) == said.decode(errors="replace")
+    for token, log_prob in zip(reply.report, reply.log_probs.tolist(), strict=True):
+        found = [number for _, number in token.alternatives]
+        assert len(found) == 3
+        assert found == sorted(found, reverse=True)
+        assert log_prob <= found[0] + TOLERANCE
+    plain = await ask(speaking, ReplyOptions(top_log_probs=0), seed=3)
+    assert plain.report is not None
+    assert [token.text for token in plain.report] == [token.text for token in reply.report]
+    assert not any(token.alternatives for token in plain.report)
+    assert (await speaking.say(seed=3)).report is None
+
+
+async def test_text_and_tokens_are_continued_as_they_are(speaking: Speaking) -> None:
+    text = await speaking.engine.generate("what is 3", sampling=Sampling(seed=1))
+    tokens = await speaking.engine.generate(speaking.policy.tokenize("what is 3"), sampling=Sampling(seed=1))
+    assert (
+        text.prompt_tokens.tolist() == tokens.prompt_tokens.tolist() == speaking.policy.tokenize("what is 3").tolist()
+    )
+    assert text.tokens.tolist() == tokens.tokens.tolist()
+    assert text.message.content == speaking.policy.decode(text.tokens)  # neither parsed nor stripped
+    assert speaking.gap(text) < TOLERANCE
 
 
 async def test_a_cancelled_reply_is_given_up(speaking: Speaking) -> None:

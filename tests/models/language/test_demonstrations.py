@@ -27,10 +27,10 @@ def test_only_the_assistants_own_tokens_teach(policy: CausalLanguageModel) -> No
     assert lesson.teaches is not None
     tokens = lesson.actions[0]
     ends = [place for place in range(1, len(tokens) + 1) if place == len(tokens) or not lesson.teaches[place]]
-    first = policy.parse(tokens[: ends[0]])
+    first = policy.parse(policy.decode(tokens[: ends[0]]))
     assert first.content == "two"
     starts = np.flatnonzero(np.diff(lesson.teaches.astype(int)) == 1)
-    assert policy.parse(tokens[int(starts[-1]) + 1 :]).content == "three"
+    assert policy.parse(policy.decode(tokens[int(starts[-1]) + 1 :])).content == "three"
     assert int(tokens[-1]) in policy.stop_tokens
     assert lesson.observation["prompt_tokens"].tolist() == policy.render(CHAT[:1]).tolist()
 

@@ -14,10 +14,13 @@ import numpy as np
 from vla_rl.endpoint.verifiers.worker import Played
 from vla_rl.errors import EnvError
 from vla_rl.types import (
+    ANY_REPLY,
     DEFAULT_AGENT,
     Completion,
     EpisodeSpec,
     Message,
+    Prompt,
+    ReplyOptions,
     Sampling,
     TextOutcome,
     TextStart,
@@ -30,6 +33,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
+    options: ReplyOptions
     answer: "asyncio.Future[Message]"
 
 
@@ -41,15 +45,21 @@ class Relay:
 
     async def generate(
         self,
-        messages: Sequence[Message],
+        prompt: Prompt,
         *,
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Whatever the future in `asked` is given. Its tokens are unknown here: whoever answers has them."""
+        """Wait for the answer that the future in `asked` is given. Its tokens are unknown here.
+
+        Raises: ValueError for a prompt that is no conversation.
+        """
+        if isinstance(prompt, str | np.ndarray):
+            raise ValueError("a text environment takes conversations, expected messages; ask for a chat completion")
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        await self.asked.put(Asked(tuple(messages), tuple(tools), answer))
+        await self.asked.put(Asked(tuple(prompt), tuple(tools), options, answer))
         nothing = np.zeros(0, np.int64)
         return Completion(
             message=await answer,
@@ -100,7 +110,7 @@ class VerifiersEpisode:
         if played is not None:
             raise EnvError(f"the verifiers rollout of {self._episode.task} ended without calling the model once")
         messages, tools = self._hear()
-        return TextStart(messages=messages, tools=tools, agent=self._agent)
+        return TextStart(messages=messages, tools=tools, agent=self._agent, options=self._pending_options())
 
     async def step(self, message: Message) -> TextOutcome:
         """Answer the call that waits. Raises: EnvError where the environment fails; ActorDied where its process does."""
@@ -120,6 +130,7 @@ class VerifiersEpisode:
                 info={},
                 agent=self._agent,
                 tools=tools,
+                options=self._pending_options(),
             )
         return TextOutcome(
             messages=(),
@@ -154,6 +165,11 @@ class VerifiersEpisode:
         finally:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+    def _pending_options(self) -> ReplyOptions:
+        """What the call that waits asks of its answer."""
+        assert self._pending is not None
+        return self._pending.options
 
     def _hear(self) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
         """Which conversation the call continues, and what is new in it."""

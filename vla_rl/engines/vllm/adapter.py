@@ -6,6 +6,7 @@ its processor and weight interfaces change from one minor version to the next.
 """
 
 import importlib.metadata
+import importlib.util
 import logging
 import math
 import os
@@ -73,7 +74,7 @@ _HOME: Final = {
     "vllm.multimodal.inputs": ("MultiModalFieldConfig", "MultiModalKwargsItems", "PlaceholderRange"),
     "vllm.multimodal.processing": ("BaseDummyInputsBuilder", "BaseMultiModalProcessor", "BaseProcessingInfo"),
     "vllm.platforms": ("current_platform",),
-    "vllm.sampling_params": ("RequestOutputKind",),
+    "vllm.sampling_params": ("RequestOutputKind", "StructuredOutputsParams"),
     "vllm.v1.engine.async_llm": ("AsyncLLM",),
     "vllm.v1.engine.exceptions": ("EngineDeadError", "EngineGenerateError"),
     "vllm.v1.sample.logits_processor": ("LogitsProcessor",),
@@ -127,6 +128,18 @@ def require_vllm() -> tuple[str, str]:
             f"{SUPPORTED_VERSIONS[-1]}`"
         )
     return build
+
+
+def require_grammars() -> None:
+    """Raise ConfigError if this vLLM cannot check a grammar.
+
+    vLLM 0.32 imports all its grammar libraries to check a request for one of them.
+    """
+    if importlib.util.find_spec("lmformatenforcer") is None:
+        raise ConfigError(
+            "vLLM needs the package lm-format-enforcer for replies in a given form, and it is not installed; run "
+            "`pip install --no-deps lm-format-enforcer==0.11.3 interegular==0.3.3`, or take engine 'torch'"
+        )
 
 
 def require_plugin() -> None:

@@ -18,25 +18,33 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-import numpy as np
 from torch import nn
 
+from vla_rl.engines.chat_interface import Sampled, completion, question
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
+from vla_rl.engines.vllm.adapter import require_grammars, require_plugin, require_vllm
 from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.keeper import Keeper
 from vla_rl.engines.vllm.layout import refuse_heads_without_kernel, write_folder
 from vla_rl.engines.vllm.publication import Publication, UpdateTimes, each_or_end
 from vla_rl.engines.vllm.replica import Replica
-from vla_rl.engines.vllm.requests import Answer
+from vla_rl.engines.vllm.requests import NO_RULES, Answer, ReplyRules
 from vla_rl.engines.vllm.served import EngineRequest, ServedActions, ServedLanguage
 from vla_rl.engines.vllm.staging import StagedWeights
 from vla_rl.errors import ActorDied, ConfigError, ContextOverflow
 from vla_rl.rollout import BatchStats, DecisionGauge
-from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.rollout.owned_tasks import leave
-from vla_rl.types import ActionChunk, Completion, Message, Observation, Sampling, ToolSpec
+from vla_rl.types import (
+    ANY_REPLY,
+    ActionChunk,
+    Completion,
+    Observation,
+    Prompt,
+    ReplyOptions,
+    Sampling,
+    ToolSpec,
+)
 
 MAX_QUEUE = 4096
 """Requests that are being asked at the same time; further callers wait."""
@@ -178,7 +186,7 @@ class VllmEngine:
         if self._layout.num_tokens is None:
             raise TypeError("this engine's policy speaks, so it has no `act`; use `generate`, as chat_agent does")
         request = await self._lane.prepare(served.request, observation)
-        answer = await self._answer(request, sampling or Sampling(), self._layout.num_tokens, ())
+        answer = await self._answer(request, sampling or Sampling(), self._layout.num_tokens, NO_RULES)
         return ActionChunk(
             actions=served.decode(answer.tokens),
             tokens=answer.tokens,
@@ -188,44 +196,53 @@ class VllmEngine:
 
     async def generate(
         self,
-        messages: Sequence[Message],
+        prompt: Prompt,
         *,
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """The next message of a conversation. Cancelling it gives the reply up.
+        """Generate one reply. Cancelling the call aborts it.
 
         Args:
-            messages: the conversation so far.
+            prompt: the conversation so far, or text or tokens to continue.
             tools: that the policy is told about.
             sampling: temperature, or greedy, and the seed that all tokens of this reply are drawn from.
             max_tokens: of the reply; `EngineConfig.max_reply` at most.
+            options: form of the reply, where it stops, and what is reported with it.
 
-        Raises: ContextOverflow where the prompt leaves no room; ValueError where it cannot be made of these messages;
-        ActorDied where engines died `attempts` times over it; TypeError where the policy does not speak.
+        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that the model
+        cannot take; ActorDied if engines died `attempts` times over it; TypeError if the policy does not speak.
         """
         served: Any = self._served
         if self._layout.num_tokens is not None:
             raise TypeError("this engine's policy chooses action chunks and does not speak; use `act`")
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
-        prompt: np.ndarray = await self._lane.prepare(served.render, tuple(messages), tuple(tools))
-        room = self._layout.context_size - len(prompt)
+        asked = await self._lane.prepare(question, served.chat, prompt, tuple(tools), options)
+        if asked.grammar is not None:
+            require_grammars()
+        room = self._layout.context_size - len(asked.tokens)
         if room < 1:
-            raise ContextOverflow(len(prompt), self._layout.context_size)
+            raise ContextOverflow(len(asked.tokens), self._layout.context_size)
         limit = min(room, max_tokens or self._config.max_reply, self._config.max_reply)
-        stop_tokens = tuple(sorted(served.stop_tokens))
-        answer = await self._answer(EngineRequest(prompt.tolist()), sampling or Sampling(), limit, stop_tokens)
-        said = await self._lane.prepare(served.parse, answer.tokens)
-        return Completion(
-            message=with_unique_call_ids(said, messages),
-            prompt_tokens=prompt,
+        rules = ReplyRules(
+            stop_tokens=tuple(sorted(served.chat.stop_tokens)),
+            stop=options.stop,
+            grammar=asked.grammar,
+            num_alternatives=options.top_log_probs or 0,
+        )
+        answer = await self._answer(EngineRequest(asked.tokens.tolist()), sampling or Sampling(), limit, rules)
+        sampled = Sampled(
             tokens=answer.tokens,
             log_probs=answer.log_probs,
-            weight_versions=answer.versions,
+            versions=answer.versions,
             finish_reason="stop" if answer.finish_reason == "stop" else "length",
+            stopped_by=answer.stopped_by,
+            alternatives=[row[: rules.num_alternatives] for row in answer.alternatives],
         )
+        return await self._lane.prepare(completion, served.chat, asked, sampled)
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
         """Give weights and their version to all engines or to none; to be called on the device lane, which waits for it.
@@ -296,9 +313,7 @@ class VllmEngine:
             batch_sizes={},
         )
 
-    async def _answer(
-        self, request: EngineRequest, sampling: Sampling, max_tokens: int, stop_tokens: tuple[int, ...]
-    ) -> Answer:
+    async def _answer(self, request: EngineRequest, sampling: Sampling, max_tokens: int, rules: ReplyRules) -> Answer:
         """Ask until somebody has answered as a whole."""
         is_chunk = self._layout.num_tokens is not None
         clock = asyncio.get_running_loop().time
@@ -309,7 +324,7 @@ class VllmEngine:
                 while True:
                     replica = await self._route()
                     try:
-                        answer = await replica.ask(request, sampling, max_tokens, stop_tokens)
+                        answer = await replica.ask(request, sampling, max_tokens, rules)
                     except ActorDied:
                         deaths += 1
                         if deaths >= self._config.vllm.attempts:

@@ -58,7 +58,8 @@ def engine_arguments(
         "runner": layout.runner,
         "dtype": dtype,
         "load_format": "dummy",  # the learner's weights are applied before anybody is answered
-        "skip_tokenizer_init": True,
+        # a text engine needs the tokenizer for grammars and stop texts; action engines have none
+        "skip_tokenizer_init": layout.num_tokens is not None,
         "max_model_len": layout.context_size,
         # one request is one step, and a seed would not survive half a prompt
         "max_num_batched_tokens": max(layout.context_size, config.max_step_tokens),
@@ -72,6 +73,9 @@ def engine_arguments(
     }
     if layout.features:
         arguments |= {"limit_mm_per_prompt": {layout.features: 1}, "mm_processor_cache_gb": 0}
+    if layout.num_tokens is None:
+        # the learner computes the masks of a grammar with the same library
+        arguments |= {"structured_outputs_config": {"backend": "guidance"}}
     if layout.runner == "generate":
         arguments |= {"logprobs_mode": "processed_logprobs", "logits_processors": [LOGITS_PROCESSOR]}
     if build == "cpu":

@@ -33,7 +33,15 @@ from vla_rl.engines.vllm.adapter import (
 from vla_rl.engines.vllm.config import UpdateMode, VllmConfig
 from vla_rl.engines.vllm.engine_thread import EngineThread
 from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, engine_arguments
-from vla_rl.engines.vllm.requests import Answer, engine_input, engine_parameters, generated_answer, pooled_answer
+from vla_rl.engines.vllm.requests import (
+    NO_RULES,
+    Answer,
+    ReplyRules,
+    engine_input,
+    engine_parameters,
+    generated_answer,
+    pooled_answer,
+)
 from vla_rl.engines.vllm.served import EngineRequest, ServedPolicy
 from vla_rl.engines.vllm.staging import StagedWeights
 from vla_rl.engines.vllm.watch import EngineWatch
@@ -111,7 +119,7 @@ class Replica:
         note_progress("engines started")
 
     async def ask(
-        self, request: EngineRequest, sampling: Sampling, max_tokens: int = 1, stop_tokens: tuple[int, ...] = ()
+        self, request: EngineRequest, sampling: Sampling, max_tokens: int = 1, rules: ReplyRules = NO_RULES
     ) -> Answer:
         """One answer; cancelling it aborts the request.
 
@@ -119,7 +127,7 @@ class Replica:
         """
         name = f"{self.name}-{next(_names)}"
         prompt = engine_input(request, self._layout.features, name)
-        parameters = engine_parameters(self._layout, sampling, max_tokens, stop_tokens)
+        parameters = engine_parameters(self._layout, sampling, max_tokens, rules)
         is_pooling = self._layout.runner == "pooling"
         if self.died.is_set():
             raise self.death()

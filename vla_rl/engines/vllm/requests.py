@@ -1,6 +1,6 @@
 """Requests and answers in vLLM's words."""
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from vla_rl.engines.vllm.adapter import (
     PoolingParams,
     RequestOutputKind,
     SamplingParams,
+    StructuredOutputsParams,
     mm_input,
     tokens_input,
 )
@@ -23,6 +24,26 @@ from vla_rl.types import Sampling
 
 POOLING_TASK = "token_classify"
 """The task whose parameters carry ours to the model's pooler."""
+
+
+class ReplyRules(msgspec.Struct, frozen=True):
+    """What ends a reply, which tokens it may have, and what is reported with it."""
+
+    stop_tokens: tuple[int, ...] = ()
+    """Tokens that end it."""
+
+    stop: tuple[str, ...] = ()
+    """Texts that end it."""
+
+    grammar: str | None = None
+    """Grammar that sampling is restricted to."""
+
+    num_alternatives: int = 0
+    """Likeliest tokens reported beside each sampled one."""
+
+
+NO_RULES = ReplyRules()
+"""For policies over action chunks: a decision has a fixed number of tokens."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -38,7 +59,13 @@ class Answer(msgspec.Struct, frozen=True):
     """int64 [T]."""
 
     finish_reason: str
-    """`stop`, `length`, or `abort` where the engine gave it up."""
+    """`stop`, `length`, or `abort` if the engine gave it up."""
+
+    stopped_by: str | None = None
+    """The stop text that ended it."""
+
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each token the ids and log-probs of the likeliest ones, if they were asked for."""
 
     @property
     def is_aborted(self) -> bool:
@@ -65,7 +92,7 @@ def engine_input(request: EngineRequest, modality: str | None, name: str) -> Any
     )
 
 
-def engine_parameters(layout: EngineLayout, sampling: Sampling, max_tokens: int, stop_tokens: Sequence[int]) -> Any:
+def engine_parameters(layout: EngineLayout, sampling: Sampling, max_tokens: int, rules: ReplyRules) -> Any:
     """How a request is sampled."""
     if not sampling.temperature > 0.0:
         raise ValueError(f"Sampling.temperature is {sampling.temperature}, expected > 0; use greedy=True instead.")
@@ -77,10 +104,12 @@ def engine_parameters(layout: EngineLayout, sampling: Sampling, max_tokens: int,
         seed=sampling.seed,
         max_tokens=max_tokens,
         ignore_eos=True,
-        stop_token_ids=list(stop_tokens),
+        stop_token_ids=list(rules.stop_tokens),
+        stop=list(rules.stop),
+        structured_outputs=None if rules.grammar is None else StructuredOutputsParams(grammar=rules.grammar),
         allowed_token_ids=None if layout.allowed_tokens is None else list(layout.allowed_tokens),
-        logprobs=0,
-        detokenize=False,
+        logprobs=rules.num_alternatives,
+        detokenize=bool(rules.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
@@ -100,11 +129,26 @@ def generated_answer(output: Any) -> Answer:
     """Of a request to a generating engine."""
     completion = output.outputs[0]
     tokens = np.array(completion.token_ids, np.int64)
-    log_probs = [row[token].logprob for row, token in zip(completion.logprobs or (), tokens.tolist(), strict=True)]
+    rows = completion.logprobs or ()
+    log_probs = [row[token].logprob for row, token in zip(rows, tokens.tolist(), strict=True)]
     versions = np.zeros(len(tokens), np.int64)
     for span in completion.weight_versions or ():
         versions[span.start : span.end] = int(span.version)
-    return Answer(tokens, np.array(log_probs, np.float32), versions, completion.finish_reason)
+    stop = completion.stop_reason
+    return Answer(
+        tokens,
+        np.array(log_probs, np.float32),
+        versions,
+        completion.finish_reason,
+        stopped_by=stop if isinstance(stop, str) else None,
+        alternatives=tuple(_alternatives(row) for row in rows),
+    )
+
+
+def _alternatives(row: dict[int, Any]) -> tuple[tuple[int, float], ...]:
+    """Ids and log-probs of the tokens that vLLM noted and that were possible, the likeliest first."""
+    ranked = sorted((noted.rank, token, noted.logprob) for token, noted in row.items())
+    return tuple((token, log_prob) for _, token, log_prob in ranked if log_prob > -math.inf)
 
 
 def _aborted() -> Answer:

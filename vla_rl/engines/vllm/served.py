@@ -14,7 +14,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from vla_rl.types import Message, Observation, ToolSpec
+from vla_rl.engines.chat_interface import ChatInterface
+from vla_rl.types import Observation
 
 
 @dataclass(frozen=True)
@@ -97,14 +98,6 @@ class ServedLanguage(ServedPolicy, Protocol):
     """A policy over replies."""
 
     @property
-    def stop_tokens(self) -> frozenset[int]:
-        """Tokens that end a reply."""
-        ...
-
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
-        """A conversation up to where the reply begins, int64 [P]."""
-        ...
-
-    def parse(self, tokens: np.ndarray) -> Message:
-        """A reply as a message."""
+    def chat(self) -> ChatInterface:
+        """Its tokenizer and chat format."""
         ...

@@ -17,8 +17,9 @@ from jinja2 import TemplateError
 from vla_rl.errors import CheckpointError
 from vla_rl.types import Message, ToolCall, ToolSpec
 
-_CALL: Final = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_OPEN: Final = "<tool_call>"
+OPEN_CALL: Final = "<tool_call>"
+CLOSE_CALL: Final = "</tool_call>"
+_CALL: Final = re.compile(f"{OPEN_CALL}(.*?){CLOSE_CALL}", re.DOTALL)
 
 
 class ChatFormat:
@@ -47,10 +48,15 @@ class ChatFormat:
         """A conversation up to the end of its last message, int64 [P]: what a demonstration is made of."""
         return self._tokens(self.text_of(messages, tools, add_generation_prompt=False))
 
-    def parse(self, tokens: np.ndarray) -> Message:
-        """A reply, int64 [T], as a message of the assistant."""
+    def tokenize(self, text: str) -> np.ndarray:
+        """Plain text, int64 [P], without the template."""
+        return self._tokens(text)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of a reply, int64 [T], without the token that ends it."""
         kept = [token for token in tokens.tolist() if token not in self._stop_tokens]
-        return parse_reply(self._tokenizer.decode(kept, skip_special_tokens=False))
+        text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
+        return text
 
     def text_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool) -> str:
         """What the template makes of a conversation. Raises: ValueError where it refuses it."""
@@ -87,7 +93,7 @@ def parse_reply(text: str) -> Message:
         end = match.end()
     kept.append(text[end:])
     content = "".join(kept).strip()
-    if _OPEN in text[end:]:
+    if OPEN_CALL in text[end:]:
         errors.append("a tool call was begun with <tool_call> and not ended with </tool_call>")
     return Message(role="assistant", content=content, tool_calls=tuple(calls), call_errors=tuple(errors))
 

@@ -11,6 +11,8 @@ is padded on the right, where causal attention never looks back from, and no mas
 
 import copy
 import dataclasses
+import functools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,12 @@ from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.lines import placed
 from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.sampling import tempered_log_probs
+from vla_rl.engines.vocabulary import Vocabulary, restricted
 from vla_rl.models.language import checkpoint
-from vla_rl.models.language.chat_format import ChatFormat
+from vla_rl.models.language.chat_format import ChatFormat, parse_reply
 from vla_rl.models.language.key_values import SlotKeyValues
-from vla_rl.types import Message, Observation, ToolSpec
+from vla_rl.models.language.reply_grammar import reply_grammar
+from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec
 
 MARGIN_BYTES = 1 << 20
 
@@ -39,6 +43,9 @@ class Prompts:
 
     tokens: tuple[np.ndarray, ...]
     """int64 [P] each."""
+
+    grammars: tuple[tuple[tuple[int, int, str], ...], ...] = ()
+    """For each prompt the parts (start, stop) of its reply that were sampled under a grammar; empty: no part of any."""
 
 
 class CausalLanguageModel(LanguageModel[Prompts]):
@@ -112,13 +119,33 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """A conversation up to the end of its last message, as its chat template writes it."""
         return self._format.text_of(messages, tools, add_generation_prompt=False)
 
-    def parse(self, tokens: np.ndarray) -> Message:
-        """A reply as a message, tool calls included."""
-        return self._format.parse(tokens)
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's tokens as bytes."""
+        return Vocabulary(self._tokenizer, int(self._network.config.vocab_size))
+
+    def tokenize(self, text: str) -> np.ndarray:
+        """Plain text, int64 [P]."""
+        return self._format.tokenize(text)
+
+    def grammar(self, options: ReplyOptions, tools: Sequence[ToolSpec]) -> str | None:
+        """Grammar of the replies that satisfy the options; None if every reply does."""
+        return reply_grammar(options, tools, self._marker)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of a reply, int64 [T]."""
+        return self._format.decode(tokens)
+
+    def parse(self, text: str, *, with_tools: bool = True) -> Message:
+        """A reply's text as a message; with its tool calls taken out of it, or as it is."""
+        return parse_reply(text) if with_tools else Message(role="assistant", content=text.strip())
 
     def prepare(self, observations: Sequence[Observation]) -> Prompts:
         """Raises: ValueError for an observation without `prompt_tokens`, or with none or unknown ones in it."""
-        return Prompts(tuple(self._checked(observation) for observation in observations))
+        return Prompts(
+            tokens=tuple(self._checked(observation) for observation in observations),
+            grammars=tuple(tuple(observation.get("grammars", ())) for observation in observations),
+        )
 
     def log_probs(self, batch: Prompts, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of replies int64 [B, T], with `NO_TOKEN` beyond their ends; float32 [B, T] each."""
@@ -128,8 +155,8 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         before = starts + torch.tensor([len(prompt) for prompt in prompts]) - 1
         last = torch.tensor([max(len(reply) - 1, 0) for reply in replies])
         places = before[:, None] + torch.minimum(torch.arange(tokens.shape[1]), last[:, None])
-        chosen = hidden[places.to(self._device)]
-        log_probs = tempered_log_probs(self._head(chosen), temperatures.to(self._device))
+        logits = self._under_grammars(self._head(hidden[places.to(self._device)]), batch, replies)
+        log_probs = tempered_log_probs(logits, temperatures.to(self._device))
         said = tokens.to(self._device).clamp(min=0)
         return log_probs.gather(-1, said[..., None])[..., 0], entropy(log_probs)
 
@@ -206,6 +233,25 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         network = self._network.base_model
         hidden: Tensor = network(input_ids=tokens.to(self._device), use_cache=False, **shared).last_hidden_state
         return hidden.flatten(0, 1), starts
+
+    def _under_grammars(self, logits: Tensor, batch: Prompts, replies: Sequence[Tensor]) -> Tensor:
+        """[B, T, V] with -inf for each token that could not be sampled at its place, so that learning and acting agree."""
+        masks: list[Tensor] = []
+        places: list[tuple[int, int]] = []
+        for row, parts in enumerate(batch.grammars):
+            for start, stop, grammar in parts:
+                masks.append(self.vocabulary.allowed_after(grammar, replies[row][start:stop].tolist()))
+                places += [(row, column) for column in range(start, stop)]
+        if not places:
+            return logits
+        rows, columns = torch.tensor(places, device=self._device).T
+        return logits.index_put((rows, columns), restricted(logits[rows, columns], torch.cat(masks).to(self._device)))
+
+    def _marker(self, name: str) -> str:
+        """A text that delimits tool calls, as a terminal of a grammar: special tokens are named by id, others spelt out."""
+        token = self._tokenizer.get_vocab().get(name)
+        is_special = token is not None and self.vocabulary.is_special(token)
+        return f"<[{token}]>" if is_special else json.dumps(name)
 
     def _head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._network.get_output_embeddings()(hidden)

@@ -1,6 +1,6 @@
 """Policies as vLLM serves them: which engine, which requests, which weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, overload
 
 import msgspec
@@ -17,7 +17,7 @@ from vla_rl.models.openvla_oft.policy import OpenVlaOft
 from vla_rl.models.prismatic.lora import merged_tensors
 from vla_rl.models.prismatic.processor import PrismaticBatch
 from vla_rl.models.serving.names import MODEL_TYPE, OPENVLA, OPENVLA_OFT
-from vla_rl.types import Message, Observation, ToolSpec
+from vla_rl.types import Observation
 
 MAX_PROMPT: Final = 256
 """Most tokens of an instruction; LIBERO's longest has 35."""
@@ -149,9 +149,9 @@ class ServedLanguageModel(ServedLanguage):
         return self._policy.network
 
     @property
-    def stop_tokens(self) -> frozenset[int]:
-        """Tokens that end a reply."""
-        return self._policy.stop_tokens
+    def chat(self) -> CausalLanguageModel:
+        """The policy itself."""
+        return self._policy
 
     def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
         """Every parameter once, by transformers' name."""
@@ -160,14 +160,6 @@ class ServedLanguageModel(ServedLanguage):
     def sample_request(self) -> EngineRequest:
         """A prompt of one token."""
         return EngineRequest(token_ids=[min(self._policy.stop_tokens)])
-
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> np.ndarray:
-        """A conversation up to where the reply begins, int64 [P]."""
-        return self._policy.render(messages, tools)
-
-    def parse(self, tokens: np.ndarray) -> Message:
-        """A reply as a message."""
-        return self._policy.parse(tokens)
 
 
 @overload

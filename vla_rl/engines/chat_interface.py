@@ -1,0 +1,161 @@
+"""Between messages and tokens: what an engine asks of a model's tokenizer and chat format, and how it uses the answers.
+
+    prompt, tools, options ─► question ─► tokens, grammar, stop texts ─► (an engine samples) ─► completion ─► Completion
+
+Both engines go through `question` and `completion`, so a reply means the same whichever generated it. All of it runs on the
+CPU, in any thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from vla_rl.engines.vocabulary import Vocabulary
+from vla_rl.rollout.call_ids import with_unique_call_ids
+from vla_rl.types import (
+    Completion,
+    FinishReason,
+    Message,
+    Prompt,
+    ReplyOptions,
+    TokenReport,
+    ToolRule,
+    ToolSpec,
+)
+
+
+class ChatInterface(Protocol):
+    """The text side of a language model."""
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens that end a reply."""
+        ...
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Its tokens as bytes."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
+        """A conversation as its chat template has it, up to where the reply begins: int64 [P]."""
+        ...
+
+    def tokenize(self, text: str) -> np.ndarray:
+        """Plain text, int64 [P]; names of special tokens in it become these tokens."""
+        ...
+
+    def grammar(self, options: ReplyOptions, tools: Sequence[ToolSpec]) -> str | None:
+        """Grammar of the replies that satisfy the options, in llguidance's dialect of Lark; None if every reply does.
+
+        Raises: ValueError for options that contradict each other or name an unknown tool.
+        """
+        ...
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """Text of a reply, int64 [T], without the token that ends it."""
+        ...
+
+    def parse(self, text: str, *, with_tools: bool = True) -> Message:
+        """A reply's text as a message. With tools: calls that cannot be read become `Message.call_errors`, the others have
+        ids that are unique in the reply."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What an engine sampled for one question.
+
+    Attributes:
+        tokens: int64 [T].
+        log_probs: float32 [T].
+        versions: int64 [T].
+        finish_reason: why it ended.
+        stopped_by: the stop text that ended it.
+        alternatives: for each token the ids and log-probs of the likeliest ones, if the question asked for them.
+    """
+
+    tokens: np.ndarray
+    log_probs: np.ndarray
+    versions: np.ndarray
+    finish_reason: FinishReason
+    stopped_by: str | None = None
+    alternatives: Sequence[Sequence[tuple[int, float]]] = ()
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt and the rules of its reply, as an engine takes them.
+
+    Attributes:
+        tokens: int64 [P].
+        messages: the conversation; none if the prompt was text or tokens.
+        grammar: that the reply is restricted to.
+        options: of the reply.
+    """
+
+    tokens: np.ndarray
+    messages: tuple[Message, ...]
+    grammar: str | None
+    options: ReplyOptions
+
+
+def question(chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], options: ReplyOptions) -> Question:
+    """Raises: ValueError for a prompt or options that the model cannot take."""
+    if "" in options.stop:
+        raise ValueError("a stop text is empty, expected at least one character each")
+    is_conversation = not isinstance(prompt, str | np.ndarray)
+    if not is_conversation or (options.format is not None and not tools):
+        # nothing in such a reply is a tool call, whatever it looks like
+        options = msgspec.structs.replace(options, tools=ToolRule(mode="none"))
+    if isinstance(prompt, str):
+        tokens = chat.tokenize(prompt)
+    elif isinstance(prompt, np.ndarray):
+        tokens = prompt
+    else:
+        tokens = chat.render(prompt, tools)
+    if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind != "i":
+        raise ValueError(
+            f"the prompt is {tokens.dtype} {list(tokens.shape)}, expected int64 [P] with at least one token"
+        )
+    grammar = chat.grammar(options, tools)
+    if grammar is not None:
+        chat.vocabulary.guide(grammar)  # one that cannot be compiled is refused before anything is sampled
+    return Question(tokens, () if isinstance(prompt, str | np.ndarray) else tuple(prompt), grammar, options)
+
+
+def completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Completion:
+    """What was sampled, as the answer to a question."""
+    text = chat.decode(sampled.tokens)
+    if sampled.stopped_by is not None:
+        text = text.partition(sampled.stopped_by)[0]
+    if asked.messages:
+        said = chat.parse(text, with_tools=asked.options.tools.mode != "none")
+        said = with_unique_call_ids(said, asked.messages)
+    else:
+        said = Message(role="assistant", content=text)
+    return Completion(
+        message=said,
+        prompt_tokens=asked.tokens,
+        tokens=sampled.tokens,
+        log_probs=sampled.log_probs,
+        weight_versions=sampled.versions,
+        finish_reason=sampled.finish_reason,
+        grammar=asked.grammar,
+        stopped_by=sampled.stopped_by,
+        report=None if asked.options.top_log_probs is None else _report(chat.vocabulary, sampled),
+    )
+
+
+def _report(vocabulary: Vocabulary, sampled: Sampled) -> tuple[TokenReport, ...]:
+    rows = sampled.alternatives or [()] * len(sampled.tokens)
+    return tuple(
+        TokenReport(
+            text=vocabulary.text([token]),
+            alternatives=tuple((vocabulary.text([other]), log_prob) for other, log_prob in row),
+        )
+        for token, row in zip(sampled.tokens.tolist(), rows, strict=True)
+    )

@@ -1,0 +1,139 @@
+"""A tokenizer's tokens as bytes: which of them a grammar allows next, and where a stop text ends a reply.
+
+    grammar ─► compiled once ─► Guide of one reply:  allowed() ─► mask of the next token ─► sampled ─► take(token) ─► ...
+                     └────────► allowed_after:       the same masks along a reply that exists, for whoever computes log-probs
+
+Grammars are llguidance's, and so are the masks: the engine that samples and the learner that computes the log-probs of what
+was sampled ask the same library, so both restrict the distribution alike.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from functools import cached_property, lru_cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from torch import Tensor
+
+MAX_TOKEN_BYTES: Final = 1024
+"""Longest token that llguidance takes; with longer ones it aborts the calling thread."""
+
+NUM_COMPILED: Final = 64
+"""Grammars kept compiled; an agent usually asks for the same few again and again."""
+
+
+class Vocabulary:
+    """The tokens of one tokenizer.
+
+    Args:
+        tokenizer: fast tokenizer of transformers.
+        num_logits: width of the model's output; logits without a token are never allowed.
+    """
+
+    def __init__(self, tokenizer: Any, num_logits: int) -> None:
+        self._tokenizer, self._num_logits = tokenizer, num_logits
+        self._compiled = lru_cache(maxsize=NUM_COMPILED)(self._compile)
+
+    def text(self, tokens: Sequence[int]) -> bytes:
+        """Bytes of some tokens; a special token reads as its name."""
+        text: bytes = self._tokens.decode_bytes(list(tokens))
+        return text
+
+    def is_special(self, token: int) -> bool:
+        """Whether no text of a grammar matches the token, and it has to be named by its id."""
+        return bool(self._tokens.is_special_token(token))
+
+    def guide(self, grammar: str) -> "Guide":
+        """The beginning of a reply under a grammar. Raises: ValueError for a grammar that cannot be compiled."""
+        return Guide(self._compiled(grammar).deep_copy(), self._num_logits)
+
+    def allowed_after(self, grammar: str, tokens: Sequence[int]) -> Tensor:
+        """The masks under which the tokens of a reply were sampled: int32 [T, ceil(num_logits / 32)], a bit for each token.
+
+        Raises: ValueError if the grammar does not allow the tokens.
+        """
+        guide = self.guide(grammar)
+        masks = []
+        for token in tokens:
+            masks.append(guide.allowed())
+            guide.take(token)
+        return torch.stack(masks)
+
+    @cached_property
+    def _tokens(self) -> LLTokenizer:
+        longest = max(map(len, self._tokenizer.get_vocab()))
+        if longest > MAX_TOKEN_BYTES:
+            raise ValueError(
+                f"the tokenizer's longest token has {longest} bytes, expected at most {MAX_TOKEN_BYTES} for grammars, stop "
+                "texts and reported tokens; train the tokenizer with shorter ones."
+            )
+        backend = copy(self._tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        return LLTokenizer(backend.to_str(), n_vocab=self._num_logits, eos_token=self._tokenizer.eos_token_id)
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokens, grammar, log_level=0)
+        if matcher.is_error():
+            raise ValueError(f"the grammar cannot be compiled: {matcher.get_error()}")
+        return matcher
+
+
+class Guide:
+    """What the grammar of one reply allows next."""
+
+    def __init__(self, matcher: LLMatcher, num_logits: int) -> None:
+        self._matcher, self._num_words = matcher, -(-num_logits // 32)
+
+    def allowed(self) -> Tensor:
+        """int32 [ceil(num_logits / 32)], a bit for each token; once nothing may follow, the token that ends the reply alone.
+
+        Raises: ValueError if the grammar grew too complex on the way.
+        """
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._num_words]
+        self._require_no_error()
+        return torch.from_numpy(words.copy())
+
+    def take(self, token: int) -> None:
+        """The next token of the reply. Raises: ValueError if it was not allowed."""
+        self._matcher.consume_token(token)
+        self._require_no_error()
+
+    def _require_no_error(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(f"a reply left its grammar: {self._matcher.get_error()}")
+
+
+def restricted(logits: Tensor, masks: Tensor) -> Tensor:
+    """`logits` float [N, V] with -inf wherever the masks, int32 [N, ceil(V / 32)], have no bit."""
+    bits = torch.arange(32, dtype=torch.int32, device=masks.device)
+    allowed = (masks[..., None] >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
+    return logits.masked_fill(~allowed, -torch.inf)
+
+
+class StopWatch:
+    """Looks for stop texts in a reply that grows token by token.
+
+    Args:
+        vocabulary: of the reply's tokens.
+        stop: texts, none of them empty.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
+        self._vocabulary, self._stop = vocabulary, tuple(stop)
+        self._longest = max(len(text.encode()) for text in stop)
+        self._tail = b""
+
+    def found_in(self, token: int) -> str | None:
+        """The stop text that ends with this token's bytes or inside them; of several the one that begins first."""
+        text = self._tail + self._vocabulary.text([token])
+        self._tail = text[-self._longest + 1 :] if self._longest > 1 else b""
+        return first_stop(text, self._stop)
+
+
+def first_stop(text: bytes, stop: Sequence[str]) -> str | None:
+    """The stop text that begins first in `text`; None if there is none."""
+    places = {each: text.find(each.encode()) for each in stop}
+    return min((each for each, place in places.items() if place >= 0), key=places.__getitem__, default=None)

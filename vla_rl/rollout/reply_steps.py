@@ -1,0 +1,25 @@
+"""A reply as a step of a trajectory."""
+
+import numpy as np
+
+from vla_rl.types import ActionChunk, Completion, Observation, Step
+
+
+def step_of(reply: Completion, agent: str, reward: float) -> Step:
+    """One decision: the prompt is what was seen, the whole reply is what was done.
+
+    `observation["grammar"]` is the grammar that sampling was restricted to, if there was one: a learner computes the
+    log-probs of the same restricted distribution.
+    """
+    observation: Observation = {"prompt_tokens": reply.prompt_tokens}
+    if reply.grammar is not None:
+        observation |= {"grammar": reply.grammar}
+    chunk = ActionChunk(
+        actions=reply.tokens[None],
+        tokens=reply.tokens,
+        log_probs=reply.log_probs,
+        weight_version=int(reply.weight_versions.min()),
+        weight_versions=reply.weight_versions,
+        temperature=reply.temperature,
+    )
+    return Step(observation=observation, chunk=chunk, rewards=np.array([reward], np.float32), agent=agent)
