@@ -1,6 +1,7 @@
 """An OpenAI-compatible endpoint in front of any policy: agents that were never written for training are trained by it.
 
-Endpoint         serves `/v1/chat/completions` and `/v1/models`; `endpoint.session(policy)` gives a key for one episode
+Endpoint         serves OpenAI's chat completions, responses and completions, and Anthropic's messages;
+                 `endpoint.session(policy)` gives a key for one episode
 Session          records what is said under the key, and makes a `Trajectory` of it
 external_agent   any coroutine or program that talks to OpenAI's API, as an agent of the scheduler
 """

@@ -1,4 +1,4 @@
-"""Where the endpoint listens."""
+"""Where the endpoint listens, and what one client may ask of it."""
 
 import ipaddress
 
@@ -12,21 +12,34 @@ class EndpointConfig(Config, frozen=True, kw_only=True):
     """Address to listen on."""
 
     port: int = 0
-    """0 takes a free one."""
+    """Port to listen on; 0 takes a free one."""
 
     allow_remote: bool = False
     """Let `host` be an address that other machines reach. Requests are neither encrypted nor limited in rate: keep such an
     endpoint inside a network that you trust."""
 
     model: str = "policy"
-    """The name that `/v1/models` gives, where there is one policy. Requests may ask for any name then."""
+    """Name that `/v1/models` lists if there is one policy. Requests may name any other model too."""
 
     max_request_kb: int = 8192
-    """Size of one request, in KiB; larger ones are refused."""
+    """Largest request body, in KiB; larger ones are refused with 413."""
+
+    max_connections: int = 512
+    """Most open connections; further clients wait until one closes. Lowered, with a warning, to half of the file descriptors
+    that the process has left, so that the rest of the runtime keeps the other half."""
+
+    idle_timeout_s: float = 30.0
+    """Longest a connection may take to send the headers of its next request, in seconds; then it is closed."""
+
+    body_timeout_s: float = 30.0
+    """Longest a request's body may take to arrive, in seconds; then it is refused with 408."""
 
     def __post_init__(self) -> None:
         self.require(0 <= self.port < 1 << 16, "port", "0 to 65535")
         self.require(self.max_request_kb >= 1, "max_request_kb", ">= 1")
+        self.require(self.max_connections >= 1, "max_connections", ">= 1")
+        self.require(self.idle_timeout_s > 0, "idle_timeout_s", "> 0 seconds")
+        self.require(self.body_timeout_s > 0, "body_timeout_s", "> 0 seconds")
         self.require(bool(self.model), "model", "a name")
         self.require(
             self.allow_remote or _is_local(self.host),

@@ -1,31 +1,41 @@
-"""The endpoint: `/v1/chat/completions` and `/v1/models` in front of policies, one key an episode.
+"""The endpoint: OpenAI's APIs (and Anthropic's) in front of policies, one key an episode.
 
     client ──Authorization: Bearer key──► session ──► policy.generate ──► answer
                                              └── records token ids, log-probs, weight versions
 
-A request without a valid key is refused before its body is read. It listens on this machine alone, unless asked.
+A request without a valid key is refused before its body is read. It listens on this machine alone, unless asked. Every
+error is a JSON body in the format of the API that was asked.
 """
 
 import asyncio
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 from aiohttp import web
 
+from vla_rl.endpoint.apis import APIS, Answer, Api, ApiRequest
+from vla_rl.endpoint.apis.messages import MessagesApi
+from vla_rl.endpoint.bodies import decoded, read_body
 from vla_rl.endpoint.config import EndpointConfig
-from vla_rl.endpoint.requests import ChatRequest, RequestError, read_request
-from vla_rl.endpoint.responses import error_answer, streamed_answer, whole_answer
+from vla_rl.endpoint.errors import RequestError, anthropic_error, openai_error
+from vla_rl.endpoint.generation import replies_to
+from vla_rl.endpoint.listener import Connection, Listener
 from vla_rl.endpoint.session import Session
-from vla_rl.errors import ContextOverflow
-from vla_rl.types import Completion, LanguagePolicy
+from vla_rl.rollout.owned_tasks import leave
+from vla_rl.types import LanguagePolicy
 
-_STOP_GRACE_S = 1.0
+_STOP_GRACE_S: Final = 1.0
+_LINGER_S: Final = 2.0
+"""How long the rest of a refused body is read and dropped, for the client to read the answer."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoint:
@@ -36,22 +46,37 @@ class Endpoint:
         self._sessions: dict[bytes, Session] = {}
         self._numbers = itertools.count()
         self._runner: web.AppRunner | None = None
-        self._port = 0
+        self._listener: Listener | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
         """Answers by HTTP status, as `"200"`."""
 
     async def __aenter__(self) -> Self:
-        app = web.Application(client_max_size=self._config.max_request_kb * 1024)
-        app.router.add_post("/v1/chat/completions", self._chat)
+        app = web.Application(middlewares=[self._in_json])
+        for api in APIS:
+            app.router.add_post(api.path, partial(self._generate, api))
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_STOP_GRACE_S)
+        app.router.add_get("/v1/models/{model:.+}", self._model)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=self._config.idle_timeout_s,  # from the beginning of a connection on
+            lingering_time=_LINGER_S,
+            shutdown_timeout=_STOP_GRACE_S,
+        )
         await self._runner.setup()
+        assert self._runner.server is not None
+        self._listener = Listener(self._runner.server, self._config.max_connections)
         try:
-            await web.TCPSite(self._runner, self._config.host, self._config.port).start()
+            await self._listener.bind(self._config.host, self._config.port)
         except OSError:
             await self._runner.cleanup()
             raise
-        self._port = self._runner.addresses[0][1]
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._accepting = self._tasks.create_task(self._listener.run(), name="connections of the endpoint")
         return self
 
     async def __aexit__(
@@ -60,14 +85,28 @@ class Endpoint:
         for session in self._sessions.values():
             session.end()
         self._sessions.clear()
-        if self._runner is not None:
+        assert self._tasks is not None
+        assert self._accepting is not None
+        self._accepting.cancel()
+        try:
+            await leave(self._tasks, kind, error, trace)
+        finally:
+            assert self._listener is not None
+            assert self._runner is not None
+            self._listener.close()
             await self._runner.cleanup()
 
     @property
     def base_url(self) -> str:
-        """What a client is given as its `base_url`."""
+        """The `base_url` to give to a client."""
+        assert self._listener is not None
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        return f"http://{host}:{self._port}/v1"
+        return f"http://{host}:{self._listener.port}/v1"
+
+    @property
+    def num_connections(self) -> int:
+        """Open connections."""
+        return 0 if self._listener is None else self._listener.num_open
 
     @contextmanager
     def session(self, policy: LanguagePolicy | Mapping[str, LanguagePolicy]) -> Iterator[Session]:
@@ -82,89 +121,112 @@ class Endpoint:
             session.end()
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        session = self._session_of(request)
-        if session is None:
-            return self._refuse_key()
-        names = session.models or (self._config.model,)
-        listed = [{"id": name, "object": "model", "created": 0, "owned_by": "vla_rl"} for name in names]
-        return self._answer({"object": "list", "data": listed}, 200)
+        names = self._session_of(request).models or (self._config.model,)
+        return self._answer({"object": "list", "data": [_model(name) for name in names]}, 200)
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["model"]
+        names = self._session_of(request).models
+        if names is not None and name not in names:
+            raise _unknown_model(name, names)
+        return self._answer(_model(name), 200)
+
+    async def _generate(self, api: Api, request: web.Request) -> web.StreamResponse:
         session = self._session_of(request)
-        if session is None:
-            return self._refuse_key()
         task = asyncio.current_task()
         assert task is not None
         session.begin(task)
+        body = await read_body(request, self._config.max_request_kb * 1024, self._config.body_timeout_s)
+        read = await decoded(body, lambda data: api.read(data, session))
         try:
-            asked, ignored = read_request(await request.read())
-            completion = await self._generate(session, asked)
-        except web.HTTPRequestEntityTooLarge:
-            told = f"the request is larger than max_request_kb={self._config.max_request_kb} KiB."
-            return self._answer(error_answer(told, 413, None), 413)
-        except RequestError as error:
-            return self._answer(error_answer(error.message, error.status, error.code), error.status)
-        headers = {"x-vla-rl-ignored": ", ".join(ignored)} if ignored else {}
-        answer_id = f"chatcmpl-{next(self._numbers)}"
-        if asked.stream:
-            return await self._stream(request, asked, completion, answer_id, headers)
-        return self._answer(whole_answer(completion, answer_id, asked.model or self._config.model), 200, headers)
-
-    async def _generate(self, session: Session, asked: ChatRequest) -> Completion:
-        try:
-            agent, policy = session.policy_of(asked.model or "")
+            agent, policy = session.policy_of(read.asked.model)
         except KeyError as error:
-            raise RequestError(
-                f"there is no model {asked.model!r}, expected one of {list(session.models or ())}.",
-                status=404,
-                code="model_not_found",
-            ) from error
-        try:
-            completion = await policy.generate(asked.conversation(), tools=asked.tool_specs(), max_tokens=asked.limit)
-        except ContextOverflow as error:
-            session.overflow = error
-            raise RequestError(str(error), code="context_length_exceeded") from error
-        except ValueError as error:  # a conversation that the chat template refuses
-            raise RequestError(str(error)) from error
-        except Exception as error:  # whoever plays the episode raises it; the client cannot know what to do about it
-            session.failure = error
-            raise RequestError(f"the policy failed: {type(error).__name__}", status=500) from error
-        if completion.finish_reason == "aborted":
-            raise RequestError("the generation was given up; ask again.", status=503)
-        session.record(agent, completion)
-        return completion
+            raise _unknown_model(read.asked.model, session.models or ()) from error
+        replies = await replies_to(read.asked, agent, policy, session)
+        model = read.asked.model or self._config.model
+        answer = Answer(number=str(next(self._numbers)), model=model, replies=replies)
+        headers = {"x-vla-rl-ignored": ", ".join(read.asked.ignored)} if read.asked.ignored else {}
+        if read.asked.stream:
+            return await self._stream(request, read, answer, headers)
+        return self._answer(read.whole(answer), 200, headers)
 
     async def _stream(
-        self, request: web.Request, asked: ChatRequest, completion: Completion, answer_id: str, headers: dict[str, str]
+        self, request: web.Request, read: ApiRequest, answer: Answer, headers: dict[str, str]
     ) -> web.StreamResponse:
         self.counts["200"] += 1
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers}
         )
+        self._close_if_crowded(response)
         await response.prepare(request)
-        wants_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-        model = asked.model or self._config.model
-        for chunk in streamed_answer(completion, answer_id, model, include_usage=wants_usage):
-            await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
+        for event in read.events(answer):
+            await response.write(event)
         await response.write_eof()
         return response
 
-    def _session_of(self, request: web.Request) -> Session | None:
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        return self._sessions.get(_digest(key.strip())) if scheme.lower() == "bearer" else None
+    @web.middleware
+    async def _in_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every error as the API that was asked for writes it."""
+        try:
+            return await handler(request)
+        except RequestError as found:
+            error = found
+        except web.HTTPNotFound:
+            error = RequestError(f"there is nothing at {request.path}, expected one of {_PATHS}.", status=404)
+        except web.HTTPMethodNotAllowed as found:
+            allowed = ", ".join(sorted(found.allowed_methods))
+            error = RequestError(f"{request.method} {request.path} is not allowed, expected {allowed}.", status=405)
+        is_anthropics = request.path.startswith(MessagesApi.path)
+        response = self._answer((anthropic_error if is_anthropics else openai_error)(error), error.status)
+        if not request.content.is_eof():
+            response.force_close()
+        return response
 
-    def _refuse_key(self) -> web.Response:
-        message = "the API key is unknown here, or its episode is over; use the session's api_key."
-        return self._answer(error_answer(message, 401, "invalid_api_key"), 401)
+    def _session_of(self, request: web.Request) -> Session:
+        """The session whose key a request shows. Raises: RequestError if there is none."""
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        shown = key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        session = self._sessions.get(_digest(shown.strip()))
+        if session is None:
+            raise RequestError(
+                "the API key is unknown here, or its episode is over; use the session's api_key.",
+                status=401,
+                code="invalid_api_key",
+            )
+        connection = None if request.transport is None else request.transport.get_protocol()
+        if isinstance(connection, Connection):
+            connection.listener.note_key(connection)
+        return session
 
     def _answer(self, body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> web.Response:
         self.counts[str(status)] += 1
-        return web.Response(
+        response = web.Response(
             body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers
         )
+        self._close_if_crowded(response)
+        return response
+
+    def _close_if_crowded(self, response: web.StreamResponse) -> None:
+        if self._listener is not None and self._listener.is_crowded:
+            response.force_close()
+
+
+_PATHS: Final = ", ".join([*(api.path for api in APIS), "/v1/models"])
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "vla_rl"}
+
+
+def _unknown_model(name: str, names: tuple[str, ...]) -> RequestError:
+    return RequestError(
+        f"there is no model {name!r}, expected one of {list(names)}.",
+        status=404,
+        code="model_not_found",
+        param="model",
+    )
 
 
 def _digest(key: str) -> bytes:
-    """What a key is looked up by: the time that takes tells nothing about other keys."""
+    """Key of a session's table: the time that a look-up takes tells nothing about other keys."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

@@ -16,6 +16,7 @@ from vla_rl.types import (
     EpisodeSpec,
     Info,
     LanguagePolicy,
+    Message,
     StopReason,
     Trajectory,
 )
@@ -46,6 +47,7 @@ class Session:
         self.failure: Exception | None = None
         """What the policy raised, where it failed for another reason; the client was told no more than 500."""
         self._policy = policy
+        self._conversations: dict[str, tuple[Message, ...]] = {}
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
@@ -58,6 +60,14 @@ class Session:
         if isinstance(self._policy, Mapping):
             return model, self._policy[model]
         return DEFAULT_AGENT, self._policy
+
+    def recall(self, answer_id: str) -> Sequence[Message] | None:
+        """The conversation up to an answer that was remembered; None if there is none."""
+        return self._conversations.get(answer_id)
+
+    def remember(self, answer_id: str, conversation: Sequence[Message]) -> None:
+        """Keep a conversation for requests that go on from its last answer."""
+        self._conversations[answer_id] = tuple(conversation)
 
     def record(self, agent: str, completion: Completion) -> None:
         """Keep one answer."""

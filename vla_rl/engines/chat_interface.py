@@ -121,6 +121,10 @@ def question(chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], opt
         raise ValueError(
             f"the prompt is {tokens.dtype} {list(tokens.shape)}, expected int64 [P] with at least one token"
         )
+    if tokens.min() < 0 or tokens.max() >= chat.vocabulary.num_logits:
+        raise ValueError(
+            f"the prompt has tokens from {tokens.min()} to {tokens.max()}, expected 0 to {chat.vocabulary.num_logits - 1}"
+        )
     grammar = chat.grammar(options, tools)
     if grammar is not None:
         chat.vocabulary.guide(grammar)  # one that cannot be compiled is refused before anything is sampled

@@ -36,6 +36,11 @@ class Vocabulary:
         self._tokenizer, self._num_logits = tokenizer, num_logits
         self._compiled = lru_cache(maxsize=NUM_COMPILED)(self._compile)
 
+    @property
+    def num_logits(self) -> int:
+        """Token ids are below this."""
+        return self._num_logits
+
     def text(self, tokens: Sequence[int]) -> bytes:
         """Bytes of some tokens; a special token reads as its name."""
         text: bytes = self._tokens.decode_bytes(list(tokens))

@@ -12,10 +12,12 @@ from vla_rl.types import (
     EnvSpec,
     EpisodeSpec,
     Message,
+    Prompt,
     ReplyOptions,
     Sampling,
     TextOutcome,
     TextStart,
+    TokenReport,
     ToolSpec,
 )
 
@@ -36,6 +38,7 @@ class BytePolicy:
         self._says = [Message(role="assistant", content=said) if isinstance(said, str) else said for said in says]
         self._context_size, self._version = context_size, version
         self.heard: list[tuple[tuple[Message, ...], tuple[ToolSpec, ...], int | None]] = []
+        self.options: list[ReplyOptions] = []
         self.is_stuck = False
         self.fails_with: Exception | None = None
         self.asked = asyncio.Event()
@@ -43,18 +46,19 @@ class BytePolicy:
 
     async def generate(
         self,
-        messages: Sequence[Message],
+        prompt: Prompt,
         *,
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        self.heard.append((tuple(messages), tuple(tools), max_tokens))
+        self.heard.append((tuple(prompt) if isinstance(prompt, list | tuple) else (), tuple(tools), max_tokens))
+        self.options.append(options)
         self.asked.set()
-        prompt = self.prompt_of(messages)
-        if len(prompt) > self._context_size:
-            raise ContextOverflow(len(prompt), self._context_size)
+        read = self.prompt_of(prompt)
+        if len(read) > self._context_size:
+            raise ContextOverflow(len(read), self._context_size)
         if self.fails_with is not None:
             raise self.fails_with
         if self.is_stuck:
@@ -68,24 +72,36 @@ class BytePolicy:
             tokens = tokens[:max_tokens]
         return Completion(
             message=message,
-            prompt_tokens=prompt,
+            prompt_tokens=read,
             tokens=tokens,
             log_probs=np.full(len(tokens), -0.5, np.float32),
             weight_versions=self._version + np.arange(len(tokens)),
             finish_reason="length" if len(tokens) == max_tokens else "stop",
+            temperature=0.5,
+            report=None if options.top_log_probs is None else report_of(tokens, options.top_log_probs),
         )
 
     @staticmethod
-    def prompt_of(messages: Sequence[Message]) -> np.ndarray:
+    def prompt_of(prompt: Prompt) -> np.ndarray:
+        if isinstance(prompt, np.ndarray):
+            return prompt
+        if isinstance(prompt, str):
+            return as_tokens(prompt)
         text = "".join(
             f"<{message.role}>{message.content}{''.join(call.name for call in message.tool_calls)}\n"
-            for message in messages
+            for message in prompt
         )
         return as_tokens(text + "<assistant>")
 
 
 def as_tokens(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+
+
+def report_of(tokens: np.ndarray, num_alternatives: int) -> tuple[TokenReport, ...]:
+    """Every token, and as many question marks in its place as were asked for."""
+    others = tuple((b"?", -1.0 - number) for number in range(num_alternatives))
+    return tuple(TokenReport(text=bytes([token]), alternatives=others) for token in tokens.tolist())
 
 
 EPISODE = EpisodeSpec(episode_id=3, group_id=0, member=0, env=EnvSpec(id="asks"), task="asks", seed=0, policy_seed=0)

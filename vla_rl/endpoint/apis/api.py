@@ -1,0 +1,107 @@
+"""What the server needs to know of an API: how its requests are read, and how its answers are written.
+
+body ─► Api.read ─► ApiRequest ─► .asked ─► (the policy generates) ─► .whole(answer)  or  .events(answer)
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from vla_rl.endpoint.errors import RequestError
+from vla_rl.types import ANY_REPLY, Completion, Message, Prompt, ReplyOptions, ToolSpec
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks of the policy, whichever API it came through."""
+
+    prompts: tuple[Prompt, ...]
+    """One for a conversation; text completions may have several."""
+
+    model: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    options: ReplyOptions = ANY_REPLY
+
+    max_tokens: int | None = None
+    """Of one reply."""
+
+    num_choices: int = 1
+    """Replies to each prompt."""
+
+    stream: bool = False
+    """Answer with events instead of one body."""
+
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that were not read."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the policy said to one request."""
+
+    number: str
+    """Unique at this endpoint; part of all ids."""
+
+    model: str
+    """As the request named it."""
+
+    replies: tuple[Completion, ...]
+    """Prompt by prompt, `num_choices` each."""
+
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+
+
+class ApiRequest(Protocol):
+    """One request, read."""
+
+    @property
+    def asked(self) -> Asked:
+        """What it asks of the policy."""
+        ...
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """The body of the answer."""
+        ...
+
+    def events(self, answer: Answer) -> Iterator[bytes]:
+        """The same answer as server-sent events."""
+        ...
+
+
+class Memory(Protocol):
+    """Conversations that a later request may continue by the id of an answer."""
+
+    def recall(self, answer_id: str) -> Sequence[Message] | None:
+        """The conversation up to that answer; None if there is none."""
+        ...
+
+    def remember(self, answer_id: str, conversation: Sequence[Message]) -> None:
+        """Keep a conversation until the session ends."""
+        ...
+
+
+class Api(Protocol):
+    """One way to ask."""
+
+    @property
+    def path(self) -> str:
+        """Where it is posted to."""
+        ...
+
+    def read(self, body: bytes, memory: Memory) -> ApiRequest:
+        """Read a request, in any thread. Raises: RequestError."""
+        ...
+
+    def error(self, error: RequestError) -> dict[str, Any]:
+        """The body of an error."""
+        ...
+
+
+def data_event(body: dict[str, Any]) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def named_event(body: dict[str, Any]) -> bytes:
+    """A server-sent event that is named by the `type` of its body."""
+    return b"event: " + str(body["type"]).encode() + b"\n" + data_event(body)

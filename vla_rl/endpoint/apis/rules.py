@@ -1,0 +1,149 @@
+"""Rules for replies as requests state them: tools, which of them to call, the form of the text, and stop texts.
+
+`chat/completions` and `responses` nest the same fields differently; what they mean is here.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from vla_rl.endpoint.apis.fields import refuse
+from vla_rl.endpoint.errors import RequestError
+from vla_rl.types import (
+    ChoiceFormat,
+    GrammarFormat,
+    JsonFormat,
+    RegexFormat,
+    ReplyFormat,
+    ToolRule,
+    ToolSpec,
+)
+
+MOST_STOPS: Final = 16
+MOST_CHOICES: Final = 128
+MOST_ALTERNATIVES: Final = 20
+
+
+class Function(msgspec.Struct):
+    """A tool as OpenAI describes it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def spec(self) -> ToolSpec:
+        """The tool in our words."""
+        return ToolSpec(
+            name=self.name,
+            description=self.description or "",
+            parameters=self.parameters or {},
+            is_strict=bool(self.strict),
+        )
+
+
+class JsonSchema(msgspec.Struct):
+    """The schema of a structured output, with OpenAI's name for it."""
+
+    name: str = ""
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def format(self) -> JsonFormat:
+        """The form of a reply."""
+        if self.schema is None:
+            return JsonFormat()
+        return JsonFormat(schema=self.schema, is_strict=bool(self.strict))
+
+
+def tool_rule(param: str, choice: Any, parallel: bool | None, tools: tuple[ToolSpec, ...]) -> ToolRule:
+    """Which tools a reply may call.
+
+    Args:
+        param: name of the field, for errors.
+        choice: "auto", "none", "required", one named function, or a list of allowed ones; functions are named at the top, or
+            one level below under "function".
+        parallel: whether one reply may hold several calls; None: yes.
+        tools: that the request gives.
+
+    Raises: RequestError naming what is not there or not supported.
+    """
+    max_calls = 1 if parallel is False and tools else None
+    if choice is None or choice in ("auto", "none", "required"):
+        if choice == "required" and not tools:
+            raise refuse(param, choice, "'auto' or 'none' without tools; give at least one tool")
+        return ToolRule(mode=choice or "auto", max_calls=max_calls)
+    mode: Any = "required"
+    named = [choice]
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        mode, named = allowed.get("mode", "auto"), allowed.get("tools", [])
+    elif kind == "function":
+        max_calls = 1
+    else:
+        raise refuse(param, choice, "'auto', 'none', 'required', a function or allowed_tools")
+    names = tuple(str(each.get("function", each).get("name")) for each in named)
+    known = [tool.name for tool in tools]
+    for name in names:
+        if name not in known:
+            raise refuse(param, name, f"the name of a tool of this request, which are {known}")
+    if mode not in ("auto", "required"):
+        raise refuse(f"{param}.mode", mode, "'auto' or 'required'")
+    return ToolRule(mode=mode, names=names, max_calls=max_calls)
+
+
+def text_format(param: str, kind: str, schema: JsonSchema | None) -> ReplyFormat | None:
+    """The form that `response_format` or `text.format` asks for. Raises: RequestError for an unknown one."""
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return JsonFormat()
+    if kind == "json_schema":
+        if schema is None:
+            raise RequestError(f"{param}.json_schema is missing", param=f"{param}.json_schema")
+        return schema.format()
+    raise refuse(f"{param}.type", kind, "'text', 'json_object' or 'json_schema'")
+
+
+class StructuredOutputs(msgspec.Struct):
+    """vLLM's extension of OpenAI's API: exactly one of these."""
+
+    json: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def format(self) -> ReplyFormat:
+        """The form of a reply. Raises: RequestError unless it is exactly one."""
+        found: list[ReplyFormat] = []
+        if self.json is not None:
+            found.append(JsonFormat(schema=self.json))
+        if self.regex is not None:
+            found.append(RegexFormat(pattern=self.regex))
+        if self.choice is not None:
+            found.append(ChoiceFormat(choices=tuple(self.choice)))
+        if self.grammar is not None:
+            found.append(GrammarFormat(lark=self.grammar))
+        if len(found) != 1:
+            raise RequestError(
+                f"structured_outputs has {len(found)} of json, regex, choice and grammar, expected one",
+                param="structured_outputs",
+            )
+        return found[0]
+
+
+def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Texts that end a reply. Raises: RequestError for too many or an empty one."""
+    texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(texts) > MOST_STOPS:
+        raise refuse("stop", len(texts), f"at most {MOST_STOPS} texts")
+    if "" in texts:
+        raise refuse("stop", "", "texts of at least one character")
+    return texts
+
+
+def require_between(param: str, value: int | None, least: int, most: int | None = None) -> None:
+    """Raise RequestError unless a number, if it is given, is in its range."""
+    if value is not None and (value < least or (most is not None and value > most)):
+        raise refuse(param, value, f"at least {least}" if most is None else f"{least} to {most}")

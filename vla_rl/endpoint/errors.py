@@ -1,0 +1,36 @@
+"""Errors as clients expect them: an HTTP status, and a body that the client's library turns into an exception."""
+
+from typing import Any, Final
+
+_TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class RequestError(Exception):
+    """A request that is refused.
+
+    Args:
+        message: what is wrong, what was expected.
+        status: HTTP status.
+        code: OpenAI's word for it, if there is one.
+        param: the field of the request that is wrong.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        self.message, self.status, self.code, self.param = message, status, code, param
+        super().__init__(message)
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type` of it."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """The body of an error in OpenAI's format."""
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """The body of an error in Anthropic's format."""
+    kind = "api_error" if error.status >= 500 else error.kind
+    return {"type": "error", "error": {"type": kind, "message": error.message}}

@@ -1,0 +1,52 @@
+"""Replies of a policy to one request, recorded in its session once all of them are there."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from vla_rl.endpoint.apis import Asked
+from vla_rl.endpoint.errors import RequestError
+from vla_rl.endpoint.session import Session
+from vla_rl.errors import ContextOverflow
+from vla_rl.types import Completion, LanguagePolicy
+
+
+async def replies_to(asked: Asked, agent: str, policy: LanguagePolicy, session: Session) -> tuple[Completion, ...]:
+    """`num_choices` replies to each prompt, in order; all of them are sampled together, each with a seed of its own.
+
+    A request that fails records nothing: no client has seen its replies.
+
+    Raises: RequestError saying what the client can do about it; a failure of the policy is noted in the session.
+    """
+    one_each = [
+        policy.generate(prompt, tools=asked.tools, max_tokens=asked.max_tokens, options=asked.options)
+        for prompt in asked.prompts
+        for _ in range(asked.num_choices)
+    ]
+    try:
+        replies = await _together(one_each)
+    except ContextOverflow as error:
+        session.overflow = error
+        raise RequestError(str(error), code="context_length_exceeded") from error
+    except ValueError as error:  # a prompt or options that the model cannot take
+        raise RequestError(str(error)) from error
+    except Exception as error:  # the episode raises it; the client cannot know what to do about it
+        session.failure = error
+        raise RequestError(f"the policy failed: {type(error).__name__}", status=500) from error
+    if any(reply.finish_reason == "aborted" for reply in replies):
+        raise RequestError("the generation was aborted; ask again.", status=503)
+    for reply in replies:
+        session.record(agent, reply)
+    return replies
+
+
+async def _together(calls: list[Coroutine[Any, Any, Completion]]) -> tuple[Completion, ...]:
+    """All results in order; the first error cancels the other calls and is raised as itself."""
+    if len(calls) == 1:
+        return (await calls[0],)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call, name="one of several replies") for call in calls]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+    return tuple(task.result() for task in tasks)
