@@ -9,7 +9,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test quick check bench install clean
+.PHONY: demo test quick check bench test-clients install clean
 
 demo: install ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--run.updates 20" adds options
 	$(BIN)/python -m vla_rl.recipes.srpo_libero $(ARGS)
@@ -30,6 +30,9 @@ bench: install ## the peers that the benchmarks compare with, then all of them
 	for name in actor_calls env_transport process_start episode_scheduling graph_overhead libero_throughput srpo_reward \
 		policy_inference learner_step engines; do \
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
+
+test-clients: install ## openai, its Agents SDK, LangChain, anthropic and verifiers, each at its newest, against a live endpoint; ARGS="langchain"
+	$(BIN)/python scripts/test_clients.py $(ARGS)
 
 install: $(INSTALLED)
 

@@ -1,43 +1,17 @@
-"""An unchanged environment of the verifiers library plays behind the protocol of text environments.
-
-Needs verifiers 0.1.9 to 0.2, in this interpreter or in the one that VLA_RL_VERIFIERS_PYTHON names.
-"""
+"""A rollout that calls a model, driven turn by turn; `make test-clients` plays real environments of verifiers 0.2 to 0.4."""
 
 import asyncio
 import importlib.util
-import os
-from collections.abc import AsyncIterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import numpy as np
 import pytest
-from byte_policy import BytePolicy
 
-import vla_rl
 from vla_rl.actors import Runtime
 from vla_rl.endpoint.verifiers import Played, VerifiersConfig, VerifiersEpisode, VerifiersPool
 from vla_rl.endpoint.verifiers.episode import Relay
-from vla_rl.errors import ActorDied, ConfigError, DataError, EnvError
-from vla_rl.rollout import chat_agent
-from vla_rl.types import EnvPool, EnvSpec, EpisodeSpec, Message, ToolCall
-
-PYTHON = os.environ.get("VLA_RL_VERIFIERS_PYTHON")
-SUPPORT = str(Path(__file__).parent / "support")
-ROOT = str(Path(vla_rl.__file__).parents[1])
-
-
-def is_installed_here() -> bool:
-    try:
-        return version("verifiers") < "0.3" and importlib.util.find_spec("verifiers") is not None
-    except PackageNotFoundError:
-        return False
-
-
-needs_verifiers = pytest.mark.skipif(
-    not (PYTHON or is_installed_here()),
-    reason="verifiers<0.3 is not installed; name its interpreter in VLA_RL_VERIFIERS_PYTHON",
-)
+from vla_rl.endpoint.verifiers.players import player_of
+from vla_rl.errors import ActorDied, ConfigError, EnvError
+from vla_rl.types import EnvSpec, EpisodeSpec, JsonFormat, Message, ReplyOptions
 
 
 def episode(row: int) -> EpisodeSpec:
@@ -53,48 +27,56 @@ def episode(row: int) -> EpisodeSpec:
     )
 
 
-@pytest.fixture
-async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VerifiersPool]:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((ROOT, SUPPORT)))
-    config = VerifiersConfig(env="vf_sums", arguments={"num_rows": 5}, python=PYTHON, num_envs=2)
-    async with Runtime() as runtime, VerifiersPool(runtime, config) as pool:
-        yield pool
-
-
-@needs_verifiers
-@pytest.mark.slow  # importing verifiers takes seconds of its own
-@pytest.mark.timeout(900)
-async def test_an_unchanged_environment_is_played_with_its_tool_and_judged_by_its_rubric(pool: VerifiersPool) -> None:
-    as_protocol: EnvPool = pool
-    assert as_protocol.num_envs == 2
-    assert [start.options["row"] for start in pool.starts()] == [0, 1, 2, 3, 4]
-    calls_add = Message(role="assistant", tool_calls=(ToolCall(id="c0", name="add", arguments='{"left":3,"right":3}'),))
-    policy = BytePolicy(calls_add, "6")
-    async with pool.lease(episode(2)) as env:
-        trajectory = await chat_agent(env, policy)
-    assert trajectory.is_success
-    assert [step.rewards.tolist() for step in trajectory.steps] == [[0.0], [1.0]]
-    first, second = policy.heard
-    assert first[0][-1].content == "3+3=?"
-    assert [tool.name for tool in first[1]] == ["add"]
-    assert [message.role for message in second[0][-3:]] == ["user", "assistant", "tool"]
-    assert (second[0][-1].content, second[0][-1].tool_call_id) == ("6", "c0")
-    spoken = np.concatenate([trajectory.steps[0].observation["prompt_tokens"], trajectory.steps[0].chunk.tokens])
-    assert np.array_equal(trajectory.steps[1].observation["prompt_tokens"][: len(spoken)], spoken)
-    async with pool.lease(episode(0)) as env:
-        wrong = await chat_agent(env, BytePolicy("3"))
-    assert (wrong.is_success, wrong.undiscounted_return) == (False, 0.0)
-    with pytest.raises(DataError, match="row 5 of vf_sums, expected a number from 0 to 4"):
-        async with pool.lease(episode(5)):
-            pass
-
-
 async def test_without_verifiers_it_says_what_to_install() -> None:
-    if is_installed_here():
+    if importlib.util.find_spec("verifiers") is not None:
         pytest.skip("verifiers is installed here")
     async with asyncio.timeout(60), Runtime() as runtime:
-        with pytest.raises(ConfigError, match=r"needs verifiers; run `pip install 'verifiers>=0.1.9,<0.3'`"):
+        with pytest.raises(ConfigError, match=r"needs verifiers; run `pip install 'verifiers>=0.1.9,<0.5'`"):
             await VerifiersPool(runtime, VerifiersConfig(env="vf_sums")).__aenter__()
+
+
+LOADERS = """
+class Taskset: pass
+class ModelContext: pass
+def import_taskset(name):
+    import importlib
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"taskset {name!r} not found") from error
+"""
+CLASSIC = """
+__version__ = "0.2.9"
+def __getattr__(name):
+    try:
+        import no_such_library
+    except ModuleNotFoundError as error:
+        raise AttributeError("install as verifiers[all]") from error
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ("needs_much", "ModuleNotFoundError: No module named 'no_such_library_of_the_environment'"),
+        ("no_taskset", "no_taskset exports no Taskset by its `__all__`, as v1 environments do"),
+    ],
+)
+def test_a_missing_dependency_is_told_with_its_cause(
+    import_folder: Path, monkeypatch: pytest.MonkeyPatch, env: str, told: str
+) -> None:
+    (import_folder / "verifiers" / "v1").mkdir(parents=True)
+    (import_folder / "verifiers" / "__init__.py").write_text(CLASSIC)
+    (import_folder / "verifiers" / "v1" / "__init__.py").write_text(LOADERS)
+    (import_folder / "needs_much.py").write_text("import no_such_library_of_the_environment")
+    (import_folder / "no_taskset.py").write_text("x = 1")
+    with pytest.raises(ConfigError) as error:
+        player_of(env, {}, None)
+    assert told in str(error.value)
+    # what verifiers itself lacks is told too, though its own words hide it
+    assert "AttributeError: install as verifiers[all], because of ModuleNotFoundError: No module named" in str(
+        error.value
+    )
 
 
 class Rollout:
@@ -109,6 +91,44 @@ class Rollout:
             completion = await self._relay.generate(conversation)
             self.heard.append(completion.message.content)
         return Played(reward=0.5, is_truncated=False, stop_condition="done", metrics={"turns": 2.0})
+
+
+async def test_agents_with_roles_have_their_names_and_earn_the_rewards_of_their_roles() -> None:
+    relay = Relay()
+    solver, checker = relay.for_role("solver"), relay.for_role("checker")
+
+    async def plays() -> Played:
+        await solver.generate([user("a")])
+        await checker.generate([user("a")])
+        await solver.generate([user("a"), said("b"), user("c")])
+        await checker.generate([user("other")])
+        return Played(
+            reward=0.0, is_truncated=False, stop_condition="done", metrics={}, rewards={"solver": 1.0, "checker": -1.0}
+        )
+
+    env = VerifiersEpisode(episode(0), relay, plays, success_at=1.0)
+    agents = [(await env.reset()).agent]
+    for reply in ("b", "x", "d"):
+        agents.append((await env.step(said(reply))).agent)
+    last = await env.step(said("y"))
+    assert agents == ["solver", "checker", "solver", "checker-2"]
+    assert (last.agent, last.reward, last.credits) == ("checker-2", -1.0, {"solver": 1.0, "checker": -1.0})
+    await env.end()
+
+
+async def test_rules_for_a_reply_reach_the_policy() -> None:
+    relay = Relay()
+    rules = [ReplyOptions(stop=("\n",)), ReplyOptions(format=JsonFormat())]
+
+    async def plays() -> Played:
+        for rule in rules:
+            await relay.generate([user("a")], options=rule)
+        return Played(reward=1.0, is_truncated=False, stop_condition="done", metrics={})
+
+    env = VerifiersEpisode(episode(0), relay, plays, success_at=1.0)
+    assert (await env.reset()).options == rules[0]
+    assert (await env.step(said("b"))).options == rules[1]
+    await env.end()
 
 
 def user(text: str) -> Message:

@@ -27,7 +27,7 @@ from vla_rl.endpoint.config import EndpointConfig
 from vla_rl.endpoint.errors import RequestError, anthropic_error, openai_error
 from vla_rl.endpoint.generation import replies_to
 from vla_rl.endpoint.listener import Connection, Listener
-from vla_rl.endpoint.session import Session
+from vla_rl.endpoint.session import Session, new_key
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import LanguagePolicy
 
@@ -109,10 +109,19 @@ class Endpoint:
         return 0 if self._listener is None else self._listener.num_open
 
     @contextmanager
-    def session(self, policy: LanguagePolicy | Mapping[str, LanguagePolicy]) -> Iterator[Session]:
-        """A key for one episode; after the block it opens nothing any more."""
-        session = Session(policy, self.base_url)
+    def session(
+        self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], *, api_key: str | None = None
+    ) -> Iterator[Session]:
+        """A key for one episode; after the block it opens nothing any more.
+
+        Args:
+            policy: one, or one for each agent by name.
+            api_key: of an earlier session that is over, for clients that cannot change theirs; None makes a new one.
+        """
+        session = Session(policy, self.base_url, new_key() if api_key is None else api_key)
         digest = _digest(session.api_key)
+        if digest in self._sessions:
+            raise ValueError("the api_key is that of a session that is not over; end that one first")
         self._sessions[digest] = session
         try:
             yield session

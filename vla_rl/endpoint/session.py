@@ -22,6 +22,11 @@ from vla_rl.types import (
 )
 
 
+def new_key() -> str:
+    """A key that nobody can guess."""
+    return f"vla-{secrets.token_urlsafe(24)}"
+
+
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """One answer of the policy, as it was sampled: token ids, log-probs and weight versions."""
 
@@ -35,11 +40,11 @@ class Session:
     Args:
         policy: one, or one for each agent by name: requests then choose by their `model`.
         base_url: of the endpoint.
+        api_key: that clients show.
     """
 
-    def __init__(self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], base_url: str) -> None:
-        self.base_url = base_url
-        self.api_key = f"vla-{secrets.token_urlsafe(24)}"
+    def __init__(self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], base_url: str, api_key: str) -> None:
+        self.base_url, self.api_key = base_url, api_key
         self.calls: list[RecordedCall] = []
         """In the order in which they were answered."""
         self.overflow: ContextOverflow | None = None

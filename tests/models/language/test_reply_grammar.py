@@ -24,6 +24,10 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
+OPEN = {
+    "type": "object",
+    "properties": {"a": {"type": "object", "properties": {"b": {"enum": [{"properties": {}}, 1]}}}},
+}
 STRICT = ToolSpec(name="add", description="", parameters=SCHEMA, is_strict=True)
 LOOSE = ToolSpec(name='m"ül', description="", parameters={"properties": {"x": {"not": {"type": "null"}}}})
 ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -88,6 +92,9 @@ def test_a_rule_for_tools_allows_what_it_says(policy: CausalLanguageModel, rule:
         (JsonFormat(schema=SCHEMA), '{"a":1}', '{"a":1,"b":2}'),
         (JsonFormat(schema=SCHEMA), '{"a":  1}', '{"a": ' + " " * 40 + "1}"),  # white space has a bound
         (JsonFormat(schema={"not": {}}, is_strict=False), "{}", "x"),
+        (JsonFormat(schema=OPEN), '{"a":{"b":1}}', '{"a":{"b":1,"c":2}}'),  # no property that is not described
+        (JsonFormat(schema={**OPEN, "additionalProperties": True}), '{"a":{"b":1},"d":2}', '{"a":{"b":1,"c":2}}'),
+        (JsonFormat(schema={"allOf": [OPEN, {"properties": {"d": {}}}]}), '{"a":{"b":1},"d":2}', '{"a":[]}'),
         (ChoiceFormat(choices=("yes", 'nö "never"')), 'nö "never"', "yes!"),
         (RegexFormat(pattern=r"[a-z]+/\d"), "ab/7", "ab/x"),
         (GrammarFormat(lark='start: "<" word\nword: /[xy]+/'), "<xy", "xy"),

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vla_rl.endpoint.verifiers.worker import Played
+from vla_rl.endpoint.verifiers.played import Played
 from vla_rl.errors import EnvError
 from vla_rl.types import (
     ANY_REPLY,
@@ -32,16 +32,27 @@ class Asked(msgspec.Struct, frozen=True):
     """A model call that waits for its answer."""
 
     messages: tuple[Message, ...]
+    role: str
     tools: tuple[ToolSpec, ...]
     options: ReplyOptions
     answer: "asyncio.Future[Message]"
 
 
 class Relay:
-    """A policy that has others answer: each call waits in `asked`, one at a time."""
+    """A policy that has others answer: each call waits in `asked`, one at a time.
 
-    def __init__(self) -> None:
-        self.asked: asyncio.Queue[Asked] = asyncio.Queue(maxsize=1)
+    Args:
+        role: name of the agent that calls.
+        asked: shared with the relays of other roles; None for a queue of its own.
+    """
+
+    def __init__(self, role: str = DEFAULT_AGENT, asked: "asyncio.Queue[Asked] | None" = None) -> None:
+        self._role = role
+        self.asked: asyncio.Queue[Asked] = asyncio.Queue(maxsize=1) if asked is None else asked
+
+    def for_role(self, role: str) -> "Relay":
+        """A relay for another role of the same rollout."""
+        return Relay(role, self.asked)
 
     async def generate(
         self,
@@ -59,7 +70,7 @@ class Relay:
         if isinstance(prompt, str | np.ndarray):
             raise ValueError("a text environment takes conversations, expected messages; ask for a chat completion")
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        await self.asked.put(Asked(tuple(prompt), tuple(tools), options, answer))
+        await self.asked.put(Asked(tuple(prompt), self._role, tuple(tools), options, answer))
         nothing = np.zeros(0, np.int64)
         return Completion(
             message=await answer,
@@ -72,8 +83,9 @@ class Relay:
 
 
 class VerifiersEpisode:
-    """Implements `vla_rl.types.TextEnv`. A call that does not continue a known conversation begins another: its agent is
-    named `policy-2`, `policy-3` and so on, and is the same policy unless each name has its own.
+    """Implements `vla_rl.types.TextEnv`. A call that does not continue a known conversation of its role begins another: its
+    agent is named `policy-2`, `policy-3` and so on, and is the same policy unless each name has its own. In an environment
+    with several roles the agents have the names of these, and each earns the reward of its role.
 
     Args:
         episode: what is played.
@@ -94,6 +106,7 @@ class VerifiersEpisode:
         self._pending: Asked | None = None
         self._agent = DEFAULT_AGENT
         self._heard: dict[str, list[Message]] = {}
+        self._roles: dict[str, str] = {}
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
 
     @property
@@ -132,9 +145,13 @@ class VerifiersEpisode:
                 tools=tools,
                 options=self._pending_options(),
             )
+        earned = {name: played.rewards.get(role, 0.0) for name, role in self._roles.items()}
+        own = earned.pop(self._agent)
+        has_roles = any(role in played.rewards for role in self._roles.values())
         return TextOutcome(
             messages=(),
-            reward=played.reward,
+            reward=own if has_roles else played.reward,
+            credits=earned if has_roles else {},
             terminated=not played.is_truncated,
             truncated=played.is_truncated,
             info={
@@ -176,13 +193,19 @@ class VerifiersEpisode:
         assert self._pending is not None
         asked = self._pending.messages
         best = max(
-            (name for name, heard in self._heard.items() if _continues(asked, heard)),
+            (
+                name
+                for name, heard in self._heard.items()
+                if self._roles[name] == self._pending.role and _continues(asked, heard)
+            ),
             key=lambda name: len(self._heard[name]),
             default=None,
         )
         if best is None:
-            best = DEFAULT_AGENT if not self._heard else f"{DEFAULT_AGENT}-{len(self._heard) + 1}"
-            self._heard[best] = []
+            role = self._pending.role
+            num_before = sum(other == role for other in self._roles.values())
+            best = role if not num_before else f"{role}-{num_before + 1}"
+            self._heard[best], self._roles[best] = [], role
         heard = self._heard[best]
         names = _names_of_calls(asked, heard)
         new = tuple(

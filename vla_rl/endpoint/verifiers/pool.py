@@ -16,6 +16,7 @@ import msgspec
 from vla_rl.actors import ChildProcess, RestartPolicy, Runtime
 from vla_rl.actors.waits import waiting
 from vla_rl.endpoint.server import Endpoint
+from vla_rl.endpoint.session import new_key
 from vla_rl.endpoint.verifiers.episode import Relay, VerifiersEpisode
 from vla_rl.endpoint.verifiers.worker import VerifiersWorker
 from vla_rl.errors import DataError
@@ -24,13 +25,17 @@ from vla_rl.types import Config, EnvSpec, EpisodeSpec
 
 
 class VerifiersConfig(Config, frozen=True, kw_only=True):
-    """One environment of the verifiers library (0.1.9 to 0.2), in a process of its own."""
+    """One environment of the verifiers library (0.1.9 to 0.4), in a process of its own."""
 
     env: str
-    """As `verifiers.load_environment` takes it."""
+    """Name of the environment: of a module with a `load_environment`, or of a v1 taskset."""
 
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Of the environment."""
+    """Arguments of the environment. A v1 environment takes the fields of its `EnvConfig`, such as
+    `{"taskset": {...}, "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}`."""
+
+    max_rows: int | None = None
+    """Use the first rows of the data set only. None: all of them; a taskset without end needs a number."""
 
     python: str | None = None
     """Interpreter that has verifiers, the environment, and what an actor needs (msgspec, numpy, pyzmq, uvloop, aiohttp and
@@ -50,6 +55,7 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.require(self.num_envs >= 1, "num_envs", ">= 1")
+        self.require(self.max_rows is None or self.max_rows >= 1, "max_rows", ">= 1, or none")
         self.require(self.start_timeout_s > 0, "start_timeout_s", "> 0 seconds")
 
 
@@ -62,9 +68,12 @@ class VerifiersPool:
     def __init__(self, runtime: Runtime, config: VerifiersConfig) -> None:
         self._runtime, self._config = runtime, config
         self._endpoint = Endpoint()
-        self._free = asyncio.Semaphore(config.num_envs)
+        self._keys: asyncio.Queue[str] = asyncio.Queue()
+        for _ in range(config.num_envs):  # verifiers keeps a client for every key that it has seen
+            self._keys.put_nowait(new_key())
         self._worker: VerifiersWorker | None = None
         self._num_rows = 0
+        self._roles: tuple[str, ...] = ()
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -74,6 +83,7 @@ class VerifiersPool:
                 VerifiersWorker,
                 config.env,
                 config.arguments,
+                config.max_rows,
                 name=f"verifiers {config.env}",
                 placement=ChildProcess(python=config.python, env=config.environment),
                 restart=RestartPolicy(),
@@ -81,6 +91,7 @@ class VerifiersPool:
                 mailbox=2 * config.num_envs,
             )
             self._num_rows = await self._worker.num_rows()
+            self._roles = await self._worker.roles()
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -114,10 +125,11 @@ class VerifiersPool:
         if not isinstance(row, int) or not 0 <= row < self._num_rows:
             raise DataError(f"row {row!r} of {self._config.env}, expected a number from 0 to {self._num_rows - 1}")
         with waiting(f"episode {episode.episode_id}", on=f"a free rollout of {self._config.env}"):
-            await self._free.acquire()
+            key = await self._keys.get()
         try:
             relay = Relay()
-            with self._endpoint.session(relay) as session:
+            policy: Any = {role: relay.for_role(role) for role in self._roles} or relay
+            with self._endpoint.session(policy, api_key=key) as session:
 
                 async def play() -> Any:
                     return await worker.play(row, session.base_url, session.api_key)
@@ -128,4 +140,4 @@ class VerifiersPool:
                 finally:
                     await env.end()
         finally:
-            self._free.release()
+            self._keys.put_nowait(key)

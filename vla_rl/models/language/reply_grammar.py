@@ -25,6 +25,9 @@ learnt little fills its whole reply with it."""
 
 _SPACE: Final = f"SPACE: /{_WHITE}/"
 
+_PLAIN: Final = ("enum", "const", "default", "examples", "required", "x-guidance")
+"""Keywords of a schema that hold values and no schemas."""
+
 _PROSE: Final = f"PROSE: /(?s:.*)/ & ~/(?s:.*){OPEN_CALL}(?s:.*)/"
 """Text in which no call begins."""
 
@@ -117,7 +120,23 @@ def _json(schema: dict[str, Any], *, is_strict: bool) -> str:
         "key_separator": f"{_WHITE}:{_WHITE}",
         "lenient": not is_strict,
     }
-    return f"%json {json.dumps({**schema, 'x-guidance': {**rules, **schema.get('x-guidance', {})}})}"
+    closed = schema if "allOf" in json.dumps(schema) else _closed(schema)
+    return f"%json {json.dumps({**closed, 'x-guidance': {**rules, **schema.get('x-guidance', {})}})}"
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have no properties but those that it describes, unless it says otherwise.
+
+    What satisfies it satisfies the schema as it was given, except under `allOf`. A policy that has learnt little would
+    otherwise go on to invent properties.
+    """
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {name: value if name in _PLAIN else _closed(value) for name, value in schema.items()}
+    describes = isinstance(schema.get("properties"), dict) and "patternProperties" not in schema
+    return {"additionalProperties": False, **inner} if describes else inner
 
 
 def _literal(text: str) -> str:
