@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "clients"
 ACTOR = ("msgspec", "numpy>=2.0,<2.4", "pyzmq>=27,<28", "uvloop", "aiohttp", "uv")
-"""What an actor of this project needs in another interpreter; uv, because verifiers installs its harnesses by it."""
+"""Packages that an actor of this project needs in another interpreter; uv installs the harnesses of verifiers."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def add(a: int, b: int) -> int:
 
 @pytest.fixture(autouse=True)
 def as_adding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the SDK looks for its model."""
+    """Set the variables in which the SDK looks for its model."""
     monkeypatch.setenv("OPENAI_BASE_URL", os.environ["VLA_RL_BASE_URL"])
     monkeypatch.setenv("OPENAI_API_KEY", os.environ["VLA_RL_CALCULATOR"])
     set_default_openai_client(AsyncOpenAI(), use_for_tracing=False)  # one a test, as each has a loop of its own

@@ -92,6 +92,20 @@ async def test_a_key_opens_nothing_after_its_session_and_nothing_of_another_one(
     assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
 
 
+async def test_a_key_can_be_used_again_once_its_session_is_over(endpoint: Endpoint) -> None:
+    with (
+        endpoint.session(BytePolicy("one")) as first,
+        pytest.raises(ValueError, match="that of a session that is not over"),
+        endpoint.session(BytePolicy("two"), api_key=first.api_key),
+    ):
+        pass
+    async with client_of(first) as client:
+        with endpoint.session(BytePolicy("two"), api_key=first.api_key) as second:
+            answer = await client.chat.completions.create(model="m", messages=ASK)
+    assert answer.choices[0].message.content == "two"
+    assert (len(first.calls), len(second.calls)) == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "told"),
     [

@@ -54,9 +54,7 @@ def test_a_policy_that_lacks_methods_is_refused_with_their_names() -> None:
 
         def render(self) -> None: ...
 
-    with pytest.raises(
-        ConfigError, match=r"Half lacks checkpoint_files, .*stop_tokens of vla_rl.engines.LanguageModel"
-    ):
+    with pytest.raises(ConfigError, match=r"Half lacks checkpoint_files, .*vocabulary of vla_rl.engines.LanguageModel"):
         Member(Half())  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Where the endpoint listens, and what one client may ask of it."""
+"""Address and limits of the endpoint."""
 
 import ipaddress
 

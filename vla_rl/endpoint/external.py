@@ -26,24 +26,24 @@ _OUTPUT_BYTES = 1 << 20
 
 
 class ExternalTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What an external agent is given for one episode."""
+    """One episode, as an external agent gets it."""
 
     base_url: str
     api_key: str
     messages: tuple[Message, ...]
-    """What the environment asks."""
+    """The conversation that the environment begins."""
 
     tools: tuple[ToolSpec, ...] = ()
     """The environment's tools; an external agent usually brings its own."""
 
     @property
     def prompt(self) -> str:
-        """The last thing that was said to it."""
+        """Text of the last message."""
         return self.messages[-1].content
 
 
 ExternalAgent: TypeAlias = Callable[[ExternalTask], Awaitable[str | float]]
-"""Gives its final answer, which the environment judges, or a number, which is its reward."""
+"""A coroutine function that returns its final answer, which the environment judges, or a number, which is its reward."""
 
 
 def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, timeout_s: float = 600.0) -> Agent:
@@ -55,7 +55,7 @@ def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, ti
             answer.
         endpoint: open while episodes are played.
         timeout_s: for the whole episode. An agent that has not answered by then is ended. What it said until then is a
-            trajectory that was cut off and earned 0; where it said nothing, `ActorFrozen` is raised, so that the episode is
+            trajectory that was cut off and earned 0; if it said nothing, `ActorFrozen` is raised, so that the episode is
             played again, as often as the scheduler allows.
 
     An agent that fails because its conversation outgrew the policy's context is cut off in the same way. Any other failure
@@ -96,7 +96,7 @@ def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, ti
 async def _answer_of(
     agent: ExternalAgent, session: Session, start: TextStart, timeout_s: float
 ) -> str | float | StopReason:
-    """What the agent answers, or why it was cut off with something said."""
+    """The agent's answer, or the reason why it was cut off after it had said something."""
     task = ExternalTask(base_url=session.base_url, api_key=session.api_key, messages=start.messages, tools=start.tools)
     deadline = asyncio.timeout(timeout_s)
     try:

@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
         self._inner, self.listener = inner, listener
         self._transport: Any = None
         self.made_at = asyncio.get_running_loop().time()
-        """By the clock of the loop."""
+        """Time by the clock of the loop."""
 
     def abort(self) -> None:
         """Close at once."""
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
 
 
 def _affordable(wanted: int) -> int:
-    """As many connections as leave half of the free descriptors to the rest of the process."""
+    """Lower a number of connections so that half of the free descriptors are left to the rest of the process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return wanted

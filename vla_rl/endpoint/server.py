@@ -185,6 +185,8 @@ class Endpoint:
         except web.HTTPMethodNotAllowed as found:
             allowed = ", ".join(sorted(found.allowed_methods))
             error = RequestError(f"{request.method} {request.path} is not allowed, expected {allowed}.", status=405)
+        except web.HTTPException as found:  # such as a header that aiohttp cannot take
+            error = RequestError(found.text or found.reason, status=found.status)
         is_anthropics = request.path.startswith(MessagesApi.path)
         response = self._answer((anthropic_error if is_anthropics else openai_error)(error), error.status)
         if not request.content.is_eof():

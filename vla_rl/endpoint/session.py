@@ -1,4 +1,4 @@
-"""What one key may do, and what was said under it: the calls of one episode, and the trajectory that they make."""
+"""One key and its record: the calls of one episode, and the trajectory that they make."""
 
 import asyncio
 import secrets
@@ -23,7 +23,7 @@ from vla_rl.types import (
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A random key, too long to guess."""
     return f"vla-{secrets.token_urlsafe(24)}"
 
 
@@ -46,18 +46,18 @@ class Session:
     def __init__(self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], base_url: str, api_key: str) -> None:
         self.base_url, self.api_key = base_url, api_key
         self.calls: list[RecordedCall] = []
-        """In the order in which they were answered."""
+        """Recorded calls, in the order in which they were answered."""
         self.overflow: ContextOverflow | None = None
-        """The last prompt that was refused because it left no room for a reply."""
+        """Error of the last prompt that left no room for a reply."""
         self.failure: Exception | None = None
-        """What the policy raised, where it failed for another reason; the client was told no more than 500."""
+        """The policy's own exception, if it failed for another reason; the client only got status 500."""
         self._policy = policy
         self._conversations: dict[str, tuple[Message, ...]] = {}
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def models(self) -> tuple[str, ...] | None:
-        """The names that requests may ask for; None where any will do."""
+        """Names that requests may ask for; None if any will do."""
         return tuple(self._policy) if isinstance(self._policy, Mapping) else None
 
     def policy_of(self, model: str) -> tuple[str, LanguagePolicy]:
@@ -79,12 +79,12 @@ class Session:
         self.calls.append(RecordedCall(agent=agent, completion=completion))
 
     def begin(self, task: "asyncio.Task[Any]") -> None:
-        """A request is being answered; it is given up where the session ends first."""
+        """Note a request that is being answered; the end of the session cancels it."""
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     def end(self) -> None:
-        """Give up what is still being answered. The record stays."""
+        """Cancel the requests that are still being answered. The record stays."""
         for task in self._running:
             task.cancel()
 
@@ -93,10 +93,10 @@ class Session:
     ) -> Trajectory:
         """All calls as one trajectory, a step each; the last one earns `reward`.
 
-        Calls stand thread after thread: one continues another where its prompt begins with exactly the tokens of that call,
-        prompt and reply; only such turns are trained as one conversation. `info` tells the numbers of calls and threads.
+        Calls stand thread after thread: one continues another if its prompt begins with exactly the tokens of that call,
+        prompt and reply; only such turns are trained as one conversation. `info` holds the numbers of calls and threads.
 
-        Raises: ValueError where nothing was said.
+        Raises: ValueError if there was no call.
         """
         if not self.calls:
             raise ValueError("nothing was said under this session's key; did the agent use its base_url and api_key?")

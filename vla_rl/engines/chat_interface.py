@@ -1,4 +1,4 @@
-"""Between messages and tokens: what an engine asks of a model's tokenizer and chat format, and how it uses the answers.
+"""The way from messages to tokens and back, the same for both engines.
 
     prompt, tools, options ─► question ─► tokens, grammar, stop texts ─► (an engine samples) ─► completion ─► Completion
 
@@ -67,7 +67,7 @@ class ChatInterface(Protocol):
 
 @dataclass(frozen=True)
 class Sampled:
-    """What an engine sampled for one question.
+    """The tokens that an engine sampled for one question.
 
     Attributes:
         tokens: int64 [T].
@@ -104,7 +104,10 @@ class Question:
 
 
 def question(chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], options: ReplyOptions) -> Question:
-    """Raises: ValueError for a prompt or options that the model cannot take."""
+    """Turn a prompt and its options into what an engine samples from.
+
+    Raises: ValueError for a prompt or options that the model cannot take.
+    """
     if "" in options.stop:
         raise ValueError("a stop text is empty, expected at least one character each")
     is_conversation = not isinstance(prompt, str | np.ndarray)
@@ -132,7 +135,7 @@ def question(chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], opt
 
 
 def completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Completion:
-    """What was sampled, as the answer to a question."""
+    """Turn what was sampled into the answer to a question."""
     text = chat.decode(sampled.tokens)
     if sampled.stopped_by is not None:
         text = text.partition(sampled.stopped_by)[0]

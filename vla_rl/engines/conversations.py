@@ -144,7 +144,7 @@ class Conversations:
                 await self._advance(self._joining())
 
     def _joining(self) -> list[Reply]:
-        """Who joins the batch now, in order of arrival."""
+        """Replies that join the batch now, in order of arrival."""
         joining: list[Reply] = []
         while self._queue and len(joining) < self._generator.num_free:
             waiter = self._queue.popleft()

@@ -19,7 +19,7 @@ from torch import Tensor
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.reply import Reply
 from vla_rl.engines.sampling import choose_tokens, likeliest_tokens
-from vla_rl.engines.vocabulary import restricted
+from vla_rl.engines.vocabulary import forbidden
 
 BURST: Final = 8
 """Most tokens of each running reply in one piece of the device lane; so long do newcomers and the learner wait."""
@@ -189,7 +189,8 @@ def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
         else:
             rows.append(row)
     if rows:
-        logits[rows] = restricted(logits[rows], torch.stack(masks).to(logits.device))
+        is_forbidden = forbidden(torch.stack(masks).to(logits.device), logits.shape[1])
+        logits[rows] = logits[rows].masked_fill(is_forbidden, -torch.inf)
     return logits
 
 

@@ -1,7 +1,7 @@
 """A tokenizer's tokens as bytes: which of them a grammar allows next, and where a stop text ends a reply.
 
     grammar ─► compiled once ─► Guide of one reply:  allowed() ─► mask of the next token ─► sampled ─► take(token) ─► ...
-                     └────────► allowed_after:       the same masks along a reply that exists, for whoever computes log-probs
+                     └────────► allowed_after:       the same masks along a reply that exists, to compute its log-probs
 
 Grammars are llguidance's, and so are the masks: the engine that samples and the learner that computes the log-probs of what
 was sampled ask the same library, so both restrict the distribution alike.
@@ -19,6 +19,9 @@ from torch import Tensor
 
 MAX_TOKEN_BYTES: Final = 1024
 """Longest token that llguidance takes; with longer ones it aborts the calling thread."""
+
+UNPACKED: Final = 256
+"""Masks that are unpacked together: a bit takes four bytes on the way to becoming one."""
 
 NUM_COMPILED: Final = 64
 """Grammars kept compiled; an agent usually asks for the same few again and again."""
@@ -74,10 +77,14 @@ class Vocabulary:
                 f"the tokenizer's longest token has {longest} bytes, expected at most {MAX_TOKEN_BYTES} for grammars, stop "
                 "texts and reported tokens; train the tokenizer with shorter ones."
             )
+        if self._tokenizer.eos_token_id is None:
+            raise ValueError("the tokenizer names no eos_token, expected one: a reply under a grammar could not end.")
         backend = copy(self._tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()
-        return LLTokenizer(backend.to_str(), n_vocab=self._num_logits, eos_token=self._tokenizer.eos_token_id)
+        # as vLLM makes it, so that both allow the same tokens
+        num_tokens = max(self._num_logits, len(self._tokenizer))
+        return LLTokenizer(backend.to_str(), n_vocab=num_tokens, eos_token=self._tokenizer.eos_token_id)
 
     def _compile(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
@@ -87,7 +94,7 @@ class Vocabulary:
 
 
 class Guide:
-    """What the grammar of one reply allows next."""
+    """The place of one reply in its grammar."""
 
     def __init__(self, matcher: LLMatcher, num_logits: int) -> None:
         self._matcher, self._num_words = matcher, -(-num_logits // 32)
@@ -111,11 +118,11 @@ class Guide:
             raise ValueError(f"a reply left its grammar: {self._matcher.get_error()}")
 
 
-def restricted(logits: Tensor, masks: Tensor) -> Tensor:
-    """`logits` float [N, V] with -inf wherever the masks, int32 [N, ceil(V / 32)], have no bit."""
+def forbidden(masks: Tensor, num_logits: int) -> Tensor:
+    """bool [N, num_logits]: the tokens that masks, int32 [N, ceil(num_logits / 32)], have no bit for."""
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
-    allowed = (masks[..., None] >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
-    return logits.masked_fill(~allowed, -torch.inf)
+    parts = [(part[..., None] >> bits & 1).flatten(1)[:, :num_logits] == 0 for part in torch.split(masks, UNPACKED)]
+    return torch.cat(parts)
 
 
 class StopWatch:

@@ -50,14 +50,14 @@ class ToolRule(msgspec.Struct, frozen=True, kw_only=True):
     """`auto`: the model decides. `none`: the reply is read as text. `required`: the reply is one or more calls."""
 
     names: tuple[str, ...] = ()
-    """Tools that may be called; empty: all that the model is told about."""
+    """Tools that may be called; empty: all that the request gives."""
 
     max_calls: int | None = None
     """Most calls in one reply; None: any number."""
 
 
 class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of one reply."""
+    """Rules for one reply."""
 
     format: ReplyFormat | None = None
     """Form of the reply's text; None: any. Tool calls, where `tools` allows them, are replies too."""

@@ -20,6 +20,7 @@ from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.serving import serve
 from vla_rl.types import (
+    ANY_REPLY,
     ChoiceFormat,
     Completion,
     GrammarFormat,
@@ -285,7 +286,8 @@ async def test_replies_that_run_go_on_with_new_weights_and_every_token_names_its
 
     async def talk(number: int) -> None:
         while not is_over.is_set():
-            reply = await speaking.say(seed=len(replies) * 8 + number, temperature=1.0)
+            options = ReplyOptions(format=RegexFormat(pattern="[a-z ]{40}")) if number % 2 else ANY_REPLY
+            reply = await ask(speaking, options, seed=len(replies) * 8 + number)
             async with another:
                 replies.append(reply)
                 another.notify()

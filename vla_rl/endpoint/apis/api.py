@@ -1,4 +1,4 @@
-"""What the server needs to know of an API: how its requests are read, and how its answers are written.
+"""An API as the server sees it: how its requests are read, and how its answers are written.
 
 body ─► Api.read ─► ApiRequest ─► .asked ─► (the policy generates) ─► .whole(answer)  or  .events(answer)
 """
@@ -14,7 +14,7 @@ from vla_rl.types import ANY_REPLY, Completion, Message, Prompt, ReplyOptions, T
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks of the policy, whichever API it came through."""
+    """A request to the policy, whichever API it came through."""
 
     prompts: tuple[Prompt, ...]
     """One for a conversation; text completions may have several."""
@@ -24,7 +24,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     options: ReplyOptions = ANY_REPLY
 
     max_tokens: int | None = None
-    """Of one reply."""
+    """Longest reply, in tokens."""
 
     num_choices: int = 1
     """Replies to each prompt."""
@@ -37,13 +37,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the policy said to one request."""
+    """The policy's replies to one request."""
 
     number: str
     """Unique at this endpoint; part of all ids."""
 
     model: str
-    """As the request named it."""
+    """Name that the request gave it."""
 
     replies: tuple[Completion, ...]
     """Prompt by prompt, `num_choices` each."""
@@ -56,7 +56,7 @@ class ApiRequest(Protocol):
 
     @property
     def asked(self) -> Asked:
-        """What it asks of the policy."""
+        """The request to the policy."""
         ...
 
     def whole(self, answer: Answer) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Api(Protocol):
 
     @property
     def path(self) -> str:
-        """Where it is posted to."""
+        """Path that requests are posted to."""
         ...
 
     def read(self, body: bytes, memory: Memory) -> ApiRequest:

@@ -26,7 +26,7 @@ from vla_rl.endpoint.errors import RequestError, openai_error
 from vla_rl.types import Message, ReplyFormat, ReplyOptions
 
 LOG_PROBS: Final = "message.output_text.logprobs"
-"""What `include` names for the log-probs of the text."""
+"""Entry of `include` that asks for the log-probs of the text."""
 
 
 class _Tool(Function):

@@ -50,4 +50,4 @@ class Classic:
         )
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: it holds nothing open."""

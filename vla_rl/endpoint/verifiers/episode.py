@@ -115,7 +115,7 @@ class VerifiersEpisode:
         return self._episode
 
     async def reset(self) -> TextStart:
-        """Begin the rollout, and wait for its first call. Raises: EnvError where it ends without one."""
+        """Begin the rollout and wait for its first call. Raises: EnvError if it ends without one."""
         if self._playing is not None:
             raise RuntimeError("an episode is reset once; lease the next one.")
         self._playing = asyncio.get_running_loop().create_task(self._play(), name="verifiers rollout")
@@ -126,11 +126,15 @@ class VerifiersEpisode:
         return TextStart(messages=messages, tools=tools, agent=self._agent, options=self._pending_options())
 
     async def step(self, message: Message) -> TextOutcome:
-        """Answer the call that waits. Raises: EnvError where the environment fails; ActorDied where its process does."""
+        """Answer the call that waits. Raises: EnvError if the environment fails; ActorDied if its process does."""
         if self._pending is None:
-            raise RuntimeError("no call waits for an answer: begin with reset(), end where an outcome is terminated.")
+            raise RuntimeError(
+                "no call waits for an answer: begin with reset(), and stop at an outcome that is terminated."
+            )
         self._heard[self._agent].append(message)
-        if not self._pending.answer.done():  # else whoever asked is gone, and the next call or the end says why
+        if (
+            not self._pending.answer.done()
+        ):  # else the caller is gone, and the next call or the end of the rollout tells why
             self._pending.answer.set_result(message)
         played = await self._next()
         if played is None:
@@ -163,13 +167,13 @@ class VerifiersEpisode:
         )
 
     async def end(self) -> None:
-        """Give the rollout up, if it still runs, and wait for its end."""
+        """Cancel the rollout, if it still runs, and wait for its end."""
         if self._playing is not None:
             self._playing.cancel()
             await asyncio.gather(self._playing, return_exceptions=True)
 
     async def _next(self) -> Played | None:
-        """What the rollout came to, or None where it calls the model again."""
+        """The outcome of the rollout, or None if it calls the model again."""
         assert self._playing is not None
         self._pending = None
         asking = asyncio.get_running_loop().create_task(self._relay.asked.get(), name="call of a verifiers rollout")
@@ -184,12 +188,12 @@ class VerifiersEpisode:
             await asyncio.gather(asking, return_exceptions=True)
 
     def _pending_options(self) -> ReplyOptions:
-        """What the call that waits asks of its answer."""
+        """Rules of the call that waits for an answer."""
         assert self._pending is not None
         return self._pending.options
 
     def _hear(self) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
-        """Which conversation the call continues, and what is new in it."""
+        """Find the conversation that the call continues, and give what is new in it."""
         assert self._pending is not None
         asked = self._pending.messages
         best = max(
@@ -224,7 +228,7 @@ def _continues(asked: Sequence[Message], heard: Sequence[Message]) -> bool:
 
 
 def _says_the_same(left: Message, right: Message) -> bool:
-    """Whether two messages are the same but for ids, and spaces around the text, which came through another program."""
+    """Whether two messages are the same except for ids and spaces around the text, which came through another program."""
     return (left.role, left.content.strip(), [(call.name, call.arguments) for call in left.tool_calls]) == (
         right.role,
         right.content.strip(),

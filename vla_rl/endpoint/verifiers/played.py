@@ -1,4 +1,4 @@
-"""What playing one row of a verifiers environment comes to, and what plays it."""
+"""The outcome of one row of a verifiers environment, and the interface of its players."""
 
 from typing import Any, Protocol
 
@@ -9,14 +9,14 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout of a verifiers environment."""
 
     reward: float
-    """Of the episode; if several roles are trained, the mean of theirs."""
+    """Reward of the episode; if several roles are trained, the mean of theirs."""
 
     is_truncated: bool
     stop_condition: str
     metrics: dict[str, float]
 
     rewards: dict[str, float] = {}
-    """Of each trained role, by name, in an environment that has several."""
+    """Reward of each trained role by name, in an environment that has several."""
 
 
 class Player(Protocol):

@@ -1,4 +1,4 @@
-"""A verifiers environment as a pool of text environments, so that `chat_agent`, groups and schedulers play it as any other.
+"""A verifiers environment as a pool of text environments, which `chat_agent`, groups and schedulers run like any other.
 
 config = VerifiersConfig(env="gsm8k", python="/venvs/verifiers/bin/python")
 async with Runtime() as runtime, VerifiersPool(runtime, config) as pool:
@@ -48,10 +48,10 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
     """Rollouts at a time."""
 
     success_at: float = 1.0
-    """Rewards from here on count as success."""
+    """Least reward that counts as success."""
 
     start_timeout_s: float = 600.0
-    """For importing verifiers and loading the environment with its data set."""
+    """Longest time for importing verifiers and loading the environment with its data set, in seconds."""
 
     def __post_init__(self) -> None:
         self.require(self.num_envs >= 1, "num_envs", ">= 1")
@@ -60,9 +60,9 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
 
 
 class VerifiersPool:
-    """Implements `vla_rl.types.EnvPool`. `EpisodeSpec.options["row"]` says which row is played, otherwise the seed does.
+    """Implements `vla_rl.types.EnvPool`. `EpisodeSpec.options["row"]` chooses the row, otherwise the seed does.
 
-    Raises on entering: ConfigError where verifiers or the environment is not there.
+    Raises on entering: ConfigError if verifiers or the environment cannot be loaded.
     """
 
     def __init__(self, runtime: Runtime, config: VerifiersConfig) -> None:

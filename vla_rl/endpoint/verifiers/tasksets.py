@@ -130,7 +130,7 @@ def _variable_with(api_key: str) -> str:
 
 
 def _outcome(traces: list[Any], errors: list[Any]) -> Played:
-    """What an episode came to. Raises: EnvError for one with an error."""
+    """The outcome of an episode. Raises: EnvError for one with an error."""
     errors = [*errors, *(error for trace in traces for error in trace.errors)]
     if errors:
         raise EnvError("the environment failed: " + "; ".join(f"{each.type}: {each.message}" for each in errors)[:2000])

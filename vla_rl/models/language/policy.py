@@ -27,7 +27,7 @@ from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.lines import placed
 from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.sampling import tempered_log_probs
-from vla_rl.engines.vocabulary import Vocabulary, restricted
+from vla_rl.engines.vocabulary import Vocabulary, forbidden
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
 from vla_rl.models.language.key_values import SlotKeyValues
@@ -236,16 +236,14 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     def _under_grammars(self, logits: Tensor, batch: Prompts, replies: Sequence[Tensor]) -> Tensor:
         """[B, T, V] with -inf for each token that could not be sampled at its place, so that learning and acting agree."""
-        masks: list[Tensor] = []
-        places: list[tuple[int, int]] = []
+        if not any(batch.grammars):
+            return logits
+        is_forbidden = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
         for row, parts in enumerate(batch.grammars):
             for start, stop, grammar in parts:
-                masks.append(self.vocabulary.allowed_after(grammar, replies[row][start:stop].tolist()))
-                places += [(row, column) for column in range(start, stop)]
-        if not places:
-            return logits
-        rows, columns = torch.tensor(places, device=self._device).T
-        return logits.index_put((rows, columns), restricted(logits[rows, columns], torch.cat(masks).to(self._device)))
+                masks = self.vocabulary.allowed_after(grammar, replies[row][start:stop].tolist())
+                is_forbidden[row, start:stop] = forbidden(masks.to(logits.device), logits.shape[2])
+        return logits.masked_fill(is_forbidden, -torch.inf)
 
     def _marker(self, name: str) -> str:
         """A text that delimits tool calls, as a terminal of a grammar: special tokens are named by id, others spelt out."""

@@ -17,7 +17,7 @@ from vla_rl.models.language.chat_format import CLOSE_CALL, OPEN_CALL
 from vla_rl.types import ChoiceFormat, GrammarFormat, JsonFormat, ReplyFormat, ReplyOptions, ToolSpec
 
 _HEAD: Final = "%llguidance {}"
-"""By this line llguidance and vLLM know the dialect."""
+"""First line, from which llguidance and vLLM recognise the dialect."""
 
 _WHITE: Final = r"[ \t\r\n]{0,32}"
 """White space around the commas and colons of JSON: a line break and an indentation. Without a bound a policy that has
@@ -37,7 +37,7 @@ def reply_grammar(options: ReplyOptions, tools: Sequence[ToolSpec], marker: Call
 
     Args:
         options: of the reply.
-        tools: that the model is told about.
+        tools: that the prompt describes.
         marker: gives the terminal for the text that begins or ends a call.
 
     Raises: ValueError for tools that may be called and were not given, or a grammar beside tools.
