@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vla_rl.endpoint import Endpoint
-from vla_rl.types import Completion, Message, Sampling, ToolSpec
+from vla_rl.types import ANY_REPLY, Completion, Message, Prompt, ReplyOptions, Sampling, ToolSpec
 
 
 class Parrot:
@@ -19,17 +19,18 @@ class Parrot:
 
     async def generate(
         self,
-        messages: Sequence[Message],
+        prompt: Prompt,
         *,
         tools: Sequence[ToolSpec] = (),
         sampling: Sampling | None = None,
         max_tokens: int | None = None,
+        options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
         """The word, as a completion of four tokens."""
         tokens = np.frombuffer(b"same", np.uint8).astype(np.int64)
         return Completion(
             message=Message(role="assistant", content="same"),
-            prompt_tokens=np.zeros(len(messages), np.int64),
+            prompt_tokens=np.zeros(len(prompt), np.int64),
             tokens=tokens,
             log_probs=np.full(len(tokens), -1.0, np.float32),
             weight_versions=np.zeros(len(tokens), np.int64),
