@@ -77,7 +77,7 @@ def language_model(folder: Path) -> None:
         ("base/generation_config.json", CheckpointError, language_model, lambda path: CausalLanguageModel.load(path.parent)),
         ("config.json", CheckpointError, nothing, lambda path: read_public_config(path.parent)),
         ("vla_rl.json", CheckpointError, nothing, lambda path: read_extension(path.parent)),
-        ("dataset_statistics.json", CheckpointError, nothing, lambda path: read_statistics(path.parent, {})),
+        ("dataset_statistics.json", CheckpointError, nothing, lambda path: read_statistics([path.parent], {})),
         ("meta/info.json", DataError, dataset, lambda path: read_lerobot(path.parents[1])),
         ("meta/tasks.jsonl", DataError, old_dataset, lambda path: read_lerobot(path.parents[1])),
         ("rows.jsonl", DataError, nothing, read_prompts),
