@@ -36,7 +36,7 @@ class ActorDied(VlaRlError):
 
 
 class ActorFrozen(ActorDied):
-    """A live process did not answer before its deadline; it was killed, so that nothing of it can answer later."""
+    """A live process stood still, or did not answer before its deadline; it was killed, so nothing of it answers later."""
 
 
 class RemoteError(VlaRlError):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
+import vla_rl
+
 SUPPORT = Path(__file__).parent / "support"
 sys.path.insert(0, str(SUPPORT))
 
@@ -19,5 +21,5 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 
 @pytest.fixture
 def program_environment() -> dict[str, str]:
-    """Environment of a program under test, which may import the sample actors."""
-    return {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    """Environment of a program under test, which may import the sample actors, and runs the code that is tested here."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(SUPPORT), str(Path(vla_rl.__file__).parent.parent)))}

@@ -49,4 +49,4 @@ def test_the_placement_of_the_page_reads_the_keys_that_are_made(folder: Path) ->
 
 
 def test_every_snippet_of_the_page_is_run() -> None:
-    assert len(SNIPPETS) == 6
+    assert len(SNIPPETS) == 7

@@ -144,7 +144,8 @@ async def test_a_dying_process_says_how_it_died(runtime: Runtime, fault: str, ca
 async def test_a_process_that_never_answers_is_killed_at_its_deadline(
     runtime: Runtime, fault: str, at_step: int
 ) -> None:
-    config = SimulatorConfig(step_timeout_s=0.3, reset_timeout_s=5.0 if at_step == 0 else 60.0)
+    reset_timeout_s = 5.0 if at_step == 0 else 60.0
+    config = SimulatorConfig(step_timeout_s=0.3, reset_timeout_s=reset_timeout_s, frozen_after_s=None)
     async with asyncio.timeout(30), open_env(runtime, faulty(fault, at_step), config) as env:
         pid = env.process.pid
         with pytest.raises(ActorFrozen, match=r"did not answer within (0\.3|5\.0) s"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from pace import at_some_pace
 
@@ -150,6 +151,45 @@ async def test_a_simulator_that_dies_while_idle_costs_no_episode(
         await play(pool, episode(1))
         assert pool.metrics()["simulation/replaced/died"] == 1
         assert pool.pids != [process.pid]
+
+
+async def test_a_simulator_that_stands_still_costs_its_episode_no_timeout(
+    runtime: Runtime, episode: Episode, tmp_path: Path, per_process: int
+) -> None:
+    config = SimulatorConfig(  # timeouts longer than this test may take
+        envs_per_process=per_process, num_envs=1, frozen_after_s=1.0, step_timeout_s=3600, reset_timeout_s=3600
+    )
+    broken = episode(0, "vla_rl/faulty-v0", fault="stop", at_step=3, times=1, ledger=str(tmp_path))
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        place, attempts = await play_again_where_lost(pool, broken)
+        assert (place, attempts) == (await play(pool, episode(0)), 1)
+        assert pool.metrics()["simulation/replaced/frozen"] == 1
+        assert pool.metrics()["simulation/replaced/died"] == 0
+
+
+async def test_a_simulator_that_stands_still_while_idle_costs_no_episode(runtime: Runtime, episode: Episode) -> None:
+    config = SimulatorConfig(num_envs=1, frozen_after_s=1.0)
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        async with pool.lease(episode(0)) as env:
+            process = env.handle.process
+        os.kill(process.pid, signal.SIGSTOP)
+        while process.is_alive():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await play(pool, episode(1))
+        assert pool.metrics()["simulation/replaced/frozen"] == 1
+
+
+async def test_a_pool_whose_fork_server_stands_still_starts_another(runtime: Runtime, episode: Episode) -> None:
+    config = SimulatorConfig(num_envs=1, frozen_after_s=1.0)
+    async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
+        async with pool.lease(episode(0)) as env:
+            process = env.handle.process
+        server = psutil.Process(process.pid).parent()
+        assert server is not None
+        server.suspend()
+        os.kill(process.pid, signal.SIGKILL)
+        await play_again_where_lost(pool, episode(1))
+        assert psutil.Process(pool.pids[0]).parent() != server
 
 
 async def test_a_broken_environment_is_built_anew_in_the_same_process(

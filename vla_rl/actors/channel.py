@@ -15,6 +15,8 @@ class Death:
     pid: int
     cause: str
     last_words: tuple[str, ...] = field(default=())
+    frozen: bool = False
+    """Whether it lived, and was killed because it did not go on."""
 
 
 OnMessage = Callable[[Frames], None]

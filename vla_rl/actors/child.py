@@ -21,6 +21,7 @@ from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ChildSettings
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.parent_link import die_with_parent, leave_terminal_to_parent, name_process
+from vla_rl.actors.pulse import begin_beating
 from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.slots import SlotReader, SlotWriter
@@ -42,6 +43,8 @@ def main() -> None:
 
 def live(settings: ChildSettings) -> NoReturn:
     """Be the actor that the parent asks for over the socket, and exit with it."""
+    if settings.pulse >= 0:
+        begin_beating(settings.pulse)
     name_process(settings.name)
     sys.argv = [settings.name]
     with asyncio.Runner(loop_factory=ActorLoop) as runner:

@@ -1,7 +1,7 @@
 """A caller's channel to a child process, however that was started.
 
-The child inherits two arenas of shared memory. The socket lives in the abstract namespace and lets in our own user only, so
-there is no file to leave behind.
+The child inherits two arenas of shared memory and the page in which it beats; one that stops beating is killed as frozen.
+The socket lives in the abstract namespace and lets in our own user only, so there is no file to leave behind.
 """
 
 import asyncio
@@ -14,7 +14,9 @@ import zmq
 from vla_rl.actors.channel import Death, OnEnd, OnMessage
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ChildSettings
+from vla_rl.actors.observer import ProcessObserver, Watched
 from vla_rl.actors.placement import ChildProcess
+from vla_rl.actors.pulse import Pulse
 from vla_rl.actors.slots import SlotReader, SlotWriter, create_arena
 from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
 from vla_rl.actors.spawned_process import SpawnedProcess, StartProcess, own_sys_path
@@ -26,10 +28,13 @@ _IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID, for which pyzmq has no name
 _LAST_WORDS_WITHIN_S = 5.0
 """For ZeroMQ's thread to read what a process had sent before its end; a process that it forked may hold the socket open."""
 _LOOK_EVERY_S = 0.001
+_SILENT_TIMES = 5.0
+"""A process that sleeps without a beat has this many times as long as one that is stopped: native code may rightly wait for
+another program without letting go of the interpreter."""
 
 
 class ChildChannel:
-    """One child process, from its launch to its end. See `Channel`. `start` starts the process."""
+    """One child process, from its launch to its end. See `Channel`. `start` starts the process, `observer` watches it."""
 
     unanswered = ""
 
@@ -40,6 +45,7 @@ class ChildChannel:
         context: zmq.Context[zmq.Socket[bytes]],
         on_message: OnMessage,
         on_end: OnEnd,
+        observer: ProcessObserver,
         actor_id: int = 0,
         start: StartProcess = SpawnedProcess,
     ) -> None:
@@ -61,16 +67,29 @@ class ChildChannel:
                 arenas.append(create_arena(placement.arena_bytes))
                 until_started.callback(os.close, arenas[-1])
             arena_in, arena_out = arenas or (-1, -1)
+            pulse = Pulse() if placement.frozen_after_s is not None else None
+            if pulse is not None:
+                until_started.callback(os.close, pulse.fd)
             settings = ChildSettings(
-                name, actor_id, endpoint, os.getpid(), own_sys_path(placement), arena_in=arena_in, arena_out=arena_out
+                name,
+                actor_id,
+                endpoint,
+                os.getpid(),
+                own_sys_path(placement),
+                arena_in=arena_in,
+                arena_out=arena_out,
+                pulse=-1 if pulse is None else pulse.fd,
             )
             self.codec = Codec(SlotWriter(arena_in), SlotReader(arena_out)) if arenas else Codec()
             stderr_read, stderr_write = os.pipe()
             until_started.callback(os.close, stderr_write)
             self._stderr = StderrTail(stderr_read, name)
             on_failure.callback(self._stderr.close)
-            self._process = start(placement, settings, arenas, stderr_write, self._end)
+            self._process = start(placement, settings, stderr_write, self._end)
             on_failure.pop_all()
+        self._frozen: str | None = None
+        self._observer = observer
+        self._watched = self._watch(pulse, placement.frozen_after_s)
 
     @property
     def on_message(self) -> OnMessage:
@@ -107,8 +126,31 @@ class ChildChannel:
         """Wait until the process is reaped."""
         await asyncio.shield(self._gone)
 
+    def _watch(self, pulse: Pulse | None, frozen_after_s: float | None) -> Watched | None:
+        """Have the process observed from now on, unless its placement says otherwise."""
+        if pulse is None or frozen_after_s is None:
+            return None
+        watched = Watched(
+            pid=lambda: self._process.pid,
+            beat=lambda: pulse.beats,
+            owes_beat=lambda: pulse.beats > 0,  # it begins when its interpreter is up
+            stopped_after_s=frozen_after_s,
+            silent_after_s=_SILENT_TIMES * frozen_after_s,
+            on_frozen=self._freeze,
+        )
+        self._observer.watch(watched)
+        return watched
+
+    def _freeze(self, what: str) -> None:
+        if not self.is_ending:
+            self._frozen = f"{what}, so it was killed"
+            self.kill()
+
     def _end(self, cause: str, words: tuple[str, ...]) -> None:
         """The process is gone; what it sent last may still be on its way through ZeroMQ's thread."""
+        if self._watched is not None:
+            self._observer.forget(self._watched)
+            self._watched = None
         self._end_once_read(cause, words, self._loop.time() + _LAST_WORDS_WITHIN_S)
 
     def _end_once_read(self, cause: str, words: tuple[str, ...], until: float) -> None:
@@ -125,4 +167,5 @@ class ChildChannel:
             self._stderr.close()
         finally:  # whatever goes wrong, its owner has to know
             self._gone.set_result(None)
-            self._on_end(Death(self.pid, cause, (*words, *self._stderr.last_lines)))
+            words = (*words, *self._stderr.last_lines)
+            self._on_end(Death(self.pid, self._frozen or cause, words, frozen=self._frozen is not None))

@@ -82,6 +82,11 @@ class ActorClient:
         return self._channel.pid if self._channel is not None else 0
 
     @property
+    def end(self) -> ActorDied | None:
+        """How the last incarnation ended; None while one lives."""
+        return self._error
+
+    @property
     def num_pending(self) -> int:
         """Calls that wait for an answer."""
         return len(self._pending)
@@ -207,12 +212,12 @@ class ActorClient:
         self._deadlines.answered_at = time.monotonic()
         self._settle(State.RUNNING, None)
 
-    def disconnect(self, death: Death, state: State, *, frozen: bool = False) -> None:
+    def disconnect(self, death: Death, state: State) -> None:
         """The incarnation is gone: every pending call raises; later ones wait (RESTARTING) or raise (DEAD, STOPPED)."""
         if self._channel is None and self._error is not None:  # it was frozen, and is gone only now
             self._settle(state, self._error)
             return
-        kind = ActorFrozen if frozen else ActorDied
+        kind = ActorFrozen if death.frozen else ActorDied
         error = kind(self.name, death.pid, death.cause, death.last_words)
         self._channel = None
         self._settle(state, error)
@@ -418,7 +423,7 @@ class ActorClient:
             self._refuse_inside_stream(pending)
             return
         cause = f"{pending.endpoint_name} did not answer within {pending.deadline_s} s"
-        self.disconnect(Death(channel.pid, cause), State.RESTARTING, frozen=True)
+        self.disconnect(Death(channel.pid, cause, frozen=True), State.RESTARTING)
         channel.kill()
 
     def _refuse_inside_stream(self, pending: PendingCall) -> None:

@@ -13,7 +13,7 @@ from vla_rl.actors.placement import PrepareHook
 from vla_rl.actors.remote_errors import ErrorReport
 
 _MAX_BYTES = 1 << 18
-_MAX_FDS = 4
+_MAX_FDS = 5
 
 
 class ChildSettings(msgspec.Struct, frozen=True):
@@ -28,6 +28,14 @@ class ChildSettings(msgspec.Struct, frozen=True):
     arena_in: int
     """File descriptor of the arena that the child reads; -1 without shared memory."""
     arena_out: int
+    pulse: int
+    """File descriptor of the page in which the child beats; -1 if it is not observed."""
+
+    @property
+    def shared_fds(self) -> dict[str, int]:
+        """Descriptors of the memory that the child shares with its parent, by the field that names them."""
+        fds = {"arena_in": self.arena_in, "arena_out": self.arena_out, "pulse": self.pulse}
+        return {field: fd for field, fd in fds.items() if fd >= 0}
 
 
 class Preparation(msgspec.Struct, frozen=True):
@@ -39,7 +47,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Fork one child. With it: the pipe that it dies with, its stderr, and its two arenas where it has them."""
+    """Fork one child. With it: the pipe that it dies with, its stderr, and the settings' `shared_fds` in order."""
 
     number: int
     settings: ChildSettings

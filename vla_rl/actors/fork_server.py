@@ -169,15 +169,14 @@ def _flush() -> None:
 
 def _settle_in(request: Fork, fds: list[int]) -> ChildSettings:
     """Take what is this child's own: its rope, its stderr, its memory, its environment, its random numbers."""
-    lifeline, stderr, *arenas = fds
+    lifeline, stderr, *shared = fds
     die_with_pipe(lifeline)
     os.dup2(stderr, 2)
     os.close(stderr)
     os.environ.update(request.env)
     random.seed()
     np.random.seed(int.from_bytes(os.urandom(4), "little"))
-    arena_in, arena_out = arenas or (-1, -1)
-    return msgspec.structs.replace(request.settings, arena_in=arena_in, arena_out=arena_out)
+    return msgspec.structs.replace(request.settings, **dict(zip(request.settings.shared_fds, shared, strict=True)))
 
 
 def _close(fds: list[int]) -> None:

@@ -11,8 +11,6 @@ from vla_rl.actors.spawned_process import OnExit, cause_of
 
 _STATUS_WITHIN_S = 10.0
 """How long the end of a child waits for its server to say how: a busy machine may keep it from its one thread."""
-_LOOK_EVERY_S = 0.5
-"""How often it is seen whether the server is stopped, and will say nothing."""
 
 
 class ForkedProcess:
@@ -20,21 +18,18 @@ class ForkedProcess:
 
     Args:
         withdraw: takes it off the server's queue; False where it is asked for already.
-        server_is_stopped: whether its server does not run at all.
-        request, fds: what its server sends, and closes with `close_fds`: stderr and arenas.
+        request, fds: what its server sends, and closes with `close_fds`: stderr and shared memory.
         on_exit: see `OnExit`.
     """
 
     def __init__(
         self,
         withdraw: Callable[["ForkedProcess"], bool],
-        server_is_stopped: Callable[[], bool],
         request: Fork,
         fds: list[int],
         on_exit: OnExit,
     ) -> None:
-        self._withdraw, self._server_is_stopped = withdraw, server_is_stopped
-        self.request, self._on_exit = request, on_exit
+        self._withdraw, self.request, self._on_exit = withdraw, request, on_exit
         self._loop = asyncio.get_running_loop()
         self.pid = 0
         rope, self._rope = os.pipe()  # the child dies when ours is closed, at the latest with us
@@ -82,22 +77,13 @@ class ForkedProcess:
         self._finish(cause, words)
 
     def _on_gone(self) -> None:
-        """It has ended; its server knows how, unless that is gone or stuck."""
+        """It has ended; its server knows how, unless that is gone, or stopped and about to be killed for it."""
         self.has_ended = True
         self._loop.remove_reader(self._pidfd)
         if self._server_is_lost:
             self._end_unknown()
         else:
-            self._wait_for_status(self._loop.time() + _STATUS_WITHIN_S)
-
-    def _wait_for_status(self, until: float) -> None:
-        self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look, until)
-
-    def _look(self, until: float) -> None:
-        if self._loop.time() >= until or self._server_is_stopped():
-            self._end_unknown()
-        else:
-            self._wait_for_status(until)
+            self._timer = self._loop.call_later(_STATUS_WITHIN_S, self._end_unknown)
 
     def _end_unknown(self) -> None:
         self._end("unknown, since its fork server is gone" if self._server_is_lost else "unknown to its fork server")

@@ -1,4 +1,4 @@
-"""Fork servers as their runtime sees them: started with the first child that names one, replaced when they die.
+"""A fork server as its runtime sees it, from its launch to its end.
 
     prepare ──► Ready ──► one request at a time ──► Forked(pid, pidfd) ... Ended(returncode)
        └──► Failed, or too slow, or dead: raised by whoever waits; the next spawn starts another server
@@ -14,8 +14,6 @@ import os
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -35,6 +33,7 @@ from vla_rl.actors.fork_protocol import (
     socket_pair,
 )
 from vla_rl.actors.forked_process import ForkedProcess
+from vla_rl.actors.observer import ProcessObserver, Watched
 from vla_rl.actors.placement import ChildProcess, ForkServer
 from vla_rl.actors.readiness import is_ready
 from vla_rl.actors.remote_errors import error_from
@@ -45,45 +44,9 @@ from vla_rl.errors import ActorDied, ActorFrozen
 logger = logging.getLogger(__name__)
 
 _ANSWER_WITHIN_S = 30.0
-"""A fork takes milliseconds, tens of them for gigabytes; a server that takes longer than this is frozen."""
+"""A fork takes milliseconds, tens of them for gigabytes; a server that works longer than this on one is frozen."""
 
 _STOP_WITHIN_S = 5.0
-
-
-class ForkServers:
-    """The fork servers of one runtime, by what they were asked to prepare."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._servers: dict[bytes, ForkServerProcess] = {}
-        self._is_closed = False
-
-    def of(self, placement: ChildProcess) -> "ForkServerProcess":
-        """The server of this placement, started where there is none that lives.
-
-        Raises: OSError where it cannot be; ActorDied after `close`.
-        """
-        assert placement.fork_from is not None
-        name = f"fork server of {self._name}"
-        if self._is_closed:  # whoever began to spawn before goes on here
-            raise ActorDied(name, 0, "not started, since its runtime was left")
-        key = msgspec.json.encode((placement.python, placement.fork_from), order="deterministic")
-        server = self._servers.get(key)
-        if server is None or not server.is_alive():
-            server = self._servers[key] = ForkServerProcess(name, placement)
-        return server
-
-    async def close(self) -> None:
-        """End all servers, and start no other; their children are gone by then."""
-        self._is_closed = True
-        for server in self._servers.values():
-            server.close()
-        try:
-            await asyncio.gather(*(server.until_gone() for server in self._servers.values()))
-        except BaseException:  # nobody may wait any longer
-            for server in self._servers.values():
-                server.kill()
-            raise
 
 
 class ForkServerProcess:
@@ -92,9 +55,10 @@ class ForkServerProcess:
     Args:
         name: for errors and for what it writes to stderr.
         placement: `placement.fork_from` says what to prepare.
+        observer: watches it.
     """
 
-    def __init__(self, name: str, placement: ChildProcess) -> None:
+    def __init__(self, name: str, placement: ChildProcess, observer: ProcessObserver) -> None:
         fork_from = placement.fork_from
         assert fork_from is not None
         self.name, self._fork_from = name, fork_from
@@ -104,10 +68,12 @@ class ForkServerProcess:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._doing = "its start"
-        self._frozen: str | None = None
+        self._overdue: str | None = None
+        self._stopped: str | None = None
         self._numbers = itertools.count()
         self._queue: deque[ForkedProcess] = deque()
         self._asked: ForkedProcess | None = None
+        self._num_replies = 0
         self._forked: dict[int, ForkedProcess] = {}
         self._socket, theirs = socket_pair()
         stderr_read, stderr_write = os.pipe()
@@ -127,6 +93,8 @@ class ForkServerProcess:
         self._socket.setblocking(False)
         self._loop.add_reader(self._pidfd, self._end)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
+        self._observer = observer
+        self._watched = self._watch(placement.frozen_after_s)
 
     @property
     def pid(self) -> int:
@@ -141,14 +109,12 @@ class ForkServerProcess:
         """Wait until it is prepared. Raises: what a hook raised; ActorFrozen naming the one that did not end; ActorDied."""
         await asyncio.shield(self._ready)
 
-    def start(
-        self, placement: ChildProcess, settings: ChildSettings, arenas: Sequence[int], stderr: int, on_exit: OnExit
-    ) -> "ForkedProcess":
+    def start(self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit) -> "ForkedProcess":
         """Fork a child as soon as it can be. See `StartProcess`."""
         settings = msgspec.structs.replace(settings, sys_path=None)  # the server's own, which it got from us
         request = Fork(next(self._numbers), settings, placement.env)
-        fds = [os.dup(fd) for fd in (stderr, *arenas)]
-        process = ForkedProcess(self._withdraw, self._is_stopped, request, fds, on_exit)
+        fds = [os.dup(fd) for fd in (stderr, *settings.shared_fds.values())]
+        process = ForkedProcess(self._withdraw, request, fds, on_exit)
         if self.is_failed:
             self._loop.call_soon(process.end_unborn, f"{self.name} is gone", ())
         else:
@@ -156,13 +122,20 @@ class ForkServerProcess:
             self._ask_next()
         return process
 
-    def _is_stopped(self) -> bool:
-        """Whether somebody stopped it, as by SIGSTOP or in a debugger."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:
-            return False  # its end is about to be noticed
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+    def _watch(self, frozen_after_s: float | None) -> Watched | None:
+        """Have the server observed. It has no thread that could beat: its replies are its beat, while it owes one."""
+        if frozen_after_s is None:
+            return None
+        watched = Watched(
+            pid=lambda: self.pid,
+            beat=lambda: self._num_replies,
+            owes_beat=lambda: self._asked is not None,
+            stopped_after_s=frozen_after_s,
+            silent_after_s=frozen_after_s,
+            on_frozen=self._on_frozen,
+        )
+        self._observer.watch(watched)
+        return watched
 
     def _withdraw(self, process: "ForkedProcess") -> bool:
         """Take a child off the queue; False where it is asked for already."""
@@ -221,6 +194,7 @@ class ForkServerProcess:
             self._on_reply(*received)
 
     def _on_reply(self, reply: Reply, fds: list[int]) -> None:
+        self._num_replies += 1
         if isinstance(reply, Preparing):
             self._doing = reply.what
         elif isinstance(reply, Ready):
@@ -249,18 +223,28 @@ class ForkServerProcess:
 
     def _time_out_after(self, seconds: float) -> None:
         self._cancel_timer()
-        self._timer = self._loop.call_later(seconds, self._freeze, seconds)
+        self._timer = self._loop.call_later(seconds, self._on_overdue, seconds)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _freeze(self, seconds: float) -> None:
+    def _on_overdue(self, seconds: float) -> None:
         """It took too long: the one cure is to kill it."""
-        what = "a fork" if self._is_ready else self._doing
-        self._frozen = f"{what} did not end within {seconds:g} s; it was killed"
+        self._overdue = f"{self._at_work_on} did not end within {seconds:g} s; it was killed"
         self.kill()
+
+    def _on_frozen(self, what: str) -> None:
+        """It does not run at all, whatever it was asked."""
+        self._stopped = f"{what} during {self._at_work_on}, so it was killed"
+        self.kill()
+
+    @property
+    def _at_work_on(self) -> str:
+        if not self._is_ready:
+            return self._doing
+        return "a fork" if self._asked is not None else "the wait for a request"
 
     def _stop_asking(self) -> None:
         self.is_failed = True
@@ -285,10 +269,13 @@ class ForkServerProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._stderr.close()
-        cause, words = self._frozen or cause_of(returncode), self._stderr.last_lines
+        if self._watched is not None:
+            self._observer.forget(self._watched)
+        cause = self._overdue or self._stopped or cause_of(returncode)
+        words = self._stderr.last_lines
         if self._is_ready and not expected:
             logger.warning("%s died: %s; its %d children go on.", self.name, cause, len(self._forked))
-        kind = ActorFrozen if self._frozen else ActorDied
+        kind = ActorFrozen if self._overdue else ActorDied  # if it was only stopped, another one may do
         self._fail(kind(self.name, self.pid, cause, words))
         unborn = [*([self._asked] if self._asked is not None else []), *self._queue]
         self._asked = None

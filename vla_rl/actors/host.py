@@ -25,6 +25,7 @@ from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.host_connection import set_tcp_options
 from vla_rl.actors.keys import read_keys, read_public_key
+from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import LOST_AFTER_S, ChildProcess, KeyPair, require_silence
 from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.wire import (
@@ -71,6 +72,7 @@ class HostServer:
         self._bind_to, self._keys, self._allowed, self._max_bytes = address, keys, allowed, max_message_bytes
         self._clients: dict[bytes, dict[int, ChildChannel]] = {}
         self._codec = Codec()
+        self._observer = ProcessObserver(f"the host at {address}")
         self.num_rejected = 0
         self.address = address
 
@@ -111,6 +113,7 @@ class HostServer:
         for child in children:
             child.kill()
         await asyncio.gather(*(child.until_gone() for child in children))
+        self._observer.close()
         self._socket.close(linger_ms=500)
         self._gatekeeper.close()
         self._context.term()
@@ -163,9 +166,8 @@ class HostServer:
         placement = ChildProcess(env=request.env, shared_memory_mib=0)
         on_end = functools.partial(self._on_end, client, actor)
         try:
-            child = ChildChannel(
-                request.name, placement, self._context, functools.partial(self._forward, client), on_end, actor
-            )
+            on_message = functools.partial(self._forward, client)
+            child = ChildChannel(request.name, placement, self._context, on_message, on_end, self._observer, actor)
         except Exception as error:  # whatever a client asked for, it hears of it, and the others are served on
             on_end(Death(0, f"could not be started: {error}"))
             return
@@ -179,7 +181,7 @@ class HostServer:
         actors.pop(actor, None)
         if not actors:
             self._clients.pop(client, None)
-        notice = DeathNotice(death.pid, death.cause, death.last_words)
+        notice = DeathNotice(death.pid, death.cause, death.last_words, death.frozen)
         self._forward(client, self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice"))
 
     async def _probe_clients(self) -> None:

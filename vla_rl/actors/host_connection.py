@@ -151,7 +151,7 @@ class RemoteChannel:
         try:
             if kind == Kind.DIED:
                 notice = self.codec.decode(self.codec.decoder(DeathNotice), frames)
-                self.end(Death(notice.pid, notice.cause, notice.last_words))
+                self.end(Death(notice.pid, notice.cause, notice.last_words, notice.frozen))
                 return
             if kind == Kind.HELLO:
                 self.pid = self.codec.decode(self.codec.decoder(Birth), frames).pid

@@ -6,6 +6,8 @@ import msgspec
 
 _MIB = 1 << 20
 LOST_AFTER_S: Final = 1.2
+FROZEN_AFTER_S: Final = 2.0
+LEAST_FROZEN_AFTER_S: Final = 1.0
 
 
 class InLoop(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +69,18 @@ class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
     """Largest shared memory in each direction, for arrays from 16 KiB on; 0 sends all arrays through the socket. Pages
     count only once they are used. Arrays that find no room go through the socket."""
 
+    frozen_after_s: float | None = FROZEN_AFTER_S
+    """A process that a signal has stopped for this long (s, at least 1) is killed as frozen; so is one that sleeps for five
+    times as long although it should beat (see `vla_rl.actors.heartbeat`). None leaves both to the calls' deadlines."""
+
     def __post_init__(self) -> None:
         if self.shared_memory_mib < 0:
             raise ValueError(f"shared_memory_mib is {self.shared_memory_mib}, expected >= 0; 0 uses the socket alone.")
+        if self.frozen_after_s is not None and not self.frozen_after_s >= LEAST_FROZEN_AFTER_S:
+            raise ValueError(
+                f"frozen_after_s is {self.frozen_after_s}, expected >= {LEAST_FROZEN_AFTER_S:g} second, in which a process "
+                "is looked at more than once; None leaves frozen processes to the calls' deadlines."
+            )
 
     @property
     def arena_bytes(self) -> int:

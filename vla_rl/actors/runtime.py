@@ -17,18 +17,20 @@ from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.deadlines import deadlines_of
-from vla_rl.actors.forking import ForkServers
+from vla_rl.actors.fork_servers import ForkServers
 from vla_rl.actors.handle import client_of, handle_class, record_of
 from vla_rl.actors.host_connection import HostConnection
 from vla_rl.actors.in_loop import InLoopChannel
 from vla_rl.actors.interpreter import check_interpreter
 from vla_rl.actors.loop_lag import LoopLag
+from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost, RestartPolicy
 from vla_rl.actors.remote_errors import ErrorReport
 from vla_rl.actors.spawned_process import SpawnedProcess
 from vla_rl.actors.supervision import Launcher, Supervisor
 from vla_rl.actors.waits import Wait, add_source, remove_source, waiting
 from vla_rl.actors.wire import LagReport, SpawnRequest
+from vla_rl.errors import ActorDied
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,8 @@ class ActorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Messages from there that were not messages."""
     num_slots_taken: int
     """Shared-memory slots that the actor still reads."""
+    end: ActorDied | None
+    """How it ended, or its last incarnation did while the next one is on its way; None while it lives."""
 
 
 _record_numbers = itertools.count()
@@ -83,7 +87,8 @@ class Runtime:
         self._stop_grace_s = stop_grace_s
         self._living: set[_Record] = set()
         self._connections: dict[tuple[str, str, str, float], HostConnection] = {}
-        self._fork_servers = ForkServers(name)
+        self._observer = ProcessObserver(name)
+        self._fork_servers = ForkServers(name, self._observer)
         self._numbers = itertools.count()
         self._group: asyncio.TaskGroup | None = None
         self._is_left = False
@@ -114,6 +119,7 @@ class Runtime:
                 await self._fork_servers.close()
         finally:
             self._lag.stop()
+            self._observer.close()
             remove_source(self._waits_token)
             for connection in self._connections.values():
                 connection.close()
@@ -209,6 +215,7 @@ class Runtime:
             num_waiting=client.mailbox.num_waiting,
             num_rejected=client.num_rejected,
             num_slots_taken=client.num_slots_taken,
+            end=client.end,
         )
 
     async def loop_lag(self, actor: Actor | None = None) -> LagReport:
@@ -283,7 +290,7 @@ class Runtime:
         def in_child(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, ChildProcess)
             start = self._fork_servers.of(placement).start if placement.fork_from is not None else SpawnedProcess
-            return ChildChannel(name, placement, context, on_message, on_end, start=start)
+            return ChildChannel(name, placement, context, on_message, on_end, self._observer, start=start)
 
         def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, RemoteHost)

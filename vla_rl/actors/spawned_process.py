@@ -44,21 +44,24 @@ class StartedProcess(Protocol):
         ...
 
 
-StartProcess = Callable[[ChildProcess, ChildSettings, Sequence[int], int, OnExit], StartedProcess]
-"""Starts a process: (placement, settings, arenas, stderr, on_exit). The descriptors stay the caller's, who closes them."""
+StartProcess = Callable[[ChildProcess, ChildSettings, int, OnExit], StartedProcess]
+"""Starts a process: (placement, settings, stderr, on_exit). All descriptors stay the caller's, who closes them."""
 
 
 class SpawnedProcess:
     """A fresh interpreter. See `StartProcess` for the arguments; raises what `subprocess_of` raises."""
 
-    def __init__(
-        self, placement: ChildProcess, settings: ChildSettings, arenas: Sequence[int], stderr: int, on_exit: OnExit
-    ) -> None:
+    def __init__(self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit) -> None:
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         words = msgspec.json.encode(settings)
         self._process = subprocess_of(
-            placement, ["vla_rl.actors.child", settings.name], placement.env, stderr, arenas, stdin=subprocess.PIPE
+            placement,
+            ["vla_rl.actors.child", settings.name],
+            placement.env,
+            stderr,
+            pass_fds=[*settings.shared_fds.values()],
+            stdin=subprocess.PIPE,
         )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is gone already, as its pidfd will tell

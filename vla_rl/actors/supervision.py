@@ -16,7 +16,7 @@ from vla_rl.actors.client import ActorClient, State
 from vla_rl.actors.placement import Intensity, RestartPolicy
 from vla_rl.actors.remote_errors import ErrorReport, error_from
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
-from vla_rl.errors import ActorDied
+from vla_rl.errors import ActorDied, ActorFrozen
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +207,8 @@ class Supervisor:
         self._channel, self._last_words = None, death.last_words
         if not self._ready.done():
             cause = "stopped by its owner before it was ready" if self._stopping else death.cause
-            self._ready.set_exception(ActorDied(self.client.name, death.pid, cause, death.last_words))
+            kind = ActorFrozen if death.frozen and not self._stopping else ActorDied
+            self._ready.set_exception(kind(self.client.name, death.pid, cause, death.last_words))
             return
         if self._stopping:
             self.client.disconnect(Death(death.pid, "stopped by its owner"), State.STOPPED)

@@ -87,6 +87,7 @@ class DeathNotice(msgspec.Struct, frozen=True, array_like=True):
     pid: int
     cause: str
     last_words: tuple[str, ...]
+    frozen: bool = False
 
 
 class LagReport(msgspec.Struct, frozen=True, array_like=True):

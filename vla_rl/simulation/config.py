@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from vla_rl.actors import ChildProcess, ForkServer
+from vla_rl.actors.placement import FROZEN_AFTER_S, LEAST_FROZEN_AFTER_S
 from vla_rl.simulation.preparation import prepare_hook
 from vla_rl.types import Config, EnvSpec
 
@@ -41,6 +42,11 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     reset_timeout_s: float = 180.0
     """The same for building an environment and for a reset."""
 
+    frozen_after_s: float | None = FROZEN_AFTER_S
+    """A process that a signal has stopped (SIGSTOP) for this many seconds is killed as frozen, whatever it was asked; so
+    is one that sleeps for five times as long without letting any of its threads run. At least 1. None leaves both to the
+    timeouts: for processes that you want to stop yourself."""
+
     start_timeout_s: float = 120.0
     """A process that is not up after this long is killed."""
 
@@ -75,6 +81,8 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
             self.require(getattr(self, field) >= 1, field, ">= 1")
         for field in ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "prepare_timeout_s", "restart_window_s"):
             self.require(getattr(self, field) > 0, field, "> 0 seconds")
+        may_freeze = self.frozen_after_s is None or self.frozen_after_s >= LEAST_FROZEN_AFTER_S
+        self.require(may_freeze, "frozen_after_s", f">= {LEAST_FROZEN_AFTER_S:g} second, or None for no limit")
         for field in ("recycle_after_episodes", "rss_limit_mb"):
             self.require(getattr(self, field) is None or getattr(self, field) >= 1, field, ">= 1, or None for no limit")
         self.require(self.max_restarts >= 0, "max_restarts", ">= 0")
@@ -102,4 +110,9 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
                 env=self.environment,
                 prepare_timeout_s=self.prepare_timeout_s,
             )
-        return ChildProcess(env=self.environment_of(index), python=self.python, fork_from=server)
+        return ChildProcess(
+            env=self.environment_of(index),
+            python=self.python,
+            fork_from=server,
+            frozen_after_s=self.frozen_after_s,
+        )

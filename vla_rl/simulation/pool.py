@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from vla_rl.actors import Runtime, waiting
-from vla_rl.errors import ActorDied, ConfigError, EnvError
+from vla_rl.errors import ActorDied, ActorFrozen, ConfigError, EnvError
 from vla_rl.simulation.assignment import Assignment
 from vla_rl.simulation.bench import Bench, Place, Seat
 from vla_rl.simulation.config import SimulatorConfig
@@ -186,7 +186,9 @@ class SimulatorPool:
         if (cause := self._replacements.cause(process)) is None:
             return
         if not process.is_alive():
-            self._note_death(cause, process.death or ActorDied(process.name, process.pid, "it died while it was idle"))
+            death = process.death
+            assert death is not None, "a process that is not alive has ended in some way"
+            self._note_death(cause, death)
             bench.vacate()
         else:
             if not bench.must_replace:
@@ -248,7 +250,7 @@ class SimulatorPool:
                         self._runtime, name, self._config, bench.index, self._specs, num_envs=num_envs
                     )
             except ActorDied as death:
-                self._note_death("died", death)
+                self._note_death("frozen" if isinstance(death, ActorFrozen) else "died", death)
                 continue
             except (ConfigError, EnvError) as error:  # no other process would do better
                 self._turn_away(error)

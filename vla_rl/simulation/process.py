@@ -26,7 +26,7 @@ class SimulatorProcess:
         """Over all environments."""
         self.num_leases = 0
         """Environments that are being played."""
-        self.death: ActorDied | None = None
+        self._death: ActorDied | None = None
         self.simulators = [Simulator(self, index) for index in range(num_envs)]
         self._is_stopped = False
         self._runtime = runtime
@@ -82,13 +82,22 @@ class SimulatorProcess:
             ) from error
 
     @property
+    def death(self) -> ActorDied | None:
+        """How the process ended, as a call met it or its runtime saw it; None while it lives."""
+        return self._death or self._runtime.info(self.worker).end
+
+    def note_death(self, death: ActorDied) -> None:
+        """Remember what a call met, which its runtime may see only later."""
+        self._death = death
+
+    @property
     def held(self) -> list[EnvSpec | None]:
         """What is built and sound in each place."""
         return [simulator.held for simulator in self.simulators]
 
     def is_alive(self) -> bool:
         """Whether the process runs, as far as its runtime knows."""
-        return self.death is None and self._runtime.info(self.worker).state == "running"
+        return self._death is None and self._runtime.info(self.worker).state == "running"
 
     def private_mb(self) -> float:
         """Memory that the process holds for itself, in MiB; 0 where it is gone."""

@@ -58,7 +58,7 @@ class Simulator:
         """What a call raised: a broken environment is built anew, a death is final for all in the process."""
         self._held = None
         if isinstance(error, ActorDied):
-            self.process.death = error
+            self.process.note_death(error)
 
     async def close(self) -> None:
         """Close the environment, and end the process where it lives there alone."""

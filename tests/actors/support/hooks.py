@@ -1,6 +1,7 @@
 """Prepare hooks for fork servers under test."""
 
 import os
+import signal
 import threading
 import time
 from typing import Any
@@ -51,6 +52,11 @@ def start_lasting_thread() -> None:
     threading.Thread(target=time.sleep, args=(3600,), name="writer").start()
 
 
+def stop_itself() -> None:
+    """Stand still, as for SIGSTOP from elsewhere."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def take_time(seconds: float) -> None:
     """Prepare slowly."""
     time.sleep(seconds)
@@ -98,3 +104,12 @@ class Heir(Actor):
         import ctypes
 
         ctypes.PyDLL(None).sleep(3600)
+
+    async def compute_with_the_interpreter_held(self, cpu_s: float) -> int:
+        """Use that much CPU time inside of one call that never lets go of the interpreter; how many calls it took."""
+        began, size, num_calls = time.process_time(), 1 << 18, 0
+        while time.process_time() - began < cpu_s:
+            num_calls += 1
+            size *= 2
+            (1 << size) // 3 % 7
+        return num_calls

@@ -1,0 +1,205 @@
+"""Processes that stand still: those that are frozen are killed long before any deadline, and no others are."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hooks import Heir
+from processes import children_of, processes_of_session
+from sample_actors import Counter
+
+from vla_rl.actors import (
+    ChildProcess,
+    ForkServer,
+    PrepareHook,
+    RemoteHost,
+    RestartPolicy,
+    Runtime,
+    make_keys,
+    read_keys,
+)
+from vla_rl.actors.heartbeat import ProcessState
+from vla_rl.actors.host import HostServer
+from vla_rl.actors.process_state import ProcessEye
+from vla_rl.errors import ActorDied, ActorFrozen
+
+PROGRAM = Path(__file__).parent / "support" / "standing_program.py"
+FORKED = ChildProcess(fork_from=ForkServer(), frozen_after_s=1.0)
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[Runtime]:
+    async with asyncio.timeout(100), Runtime(name="test", stop_grace_s=2.0) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("start", ["fresh", "forked", "another interpreter"])
+async def test_a_stopped_process_fails_a_call_that_has_no_deadline(
+    runtime: Runtime, start: str, program_environment: dict[str, str]
+) -> None:
+    env = {"PYTHONPATH": program_environment["PYTHONPATH"]}
+    placement = {
+        "fresh": ChildProcess(frozen_after_s=1.0),
+        "forked": FORKED,
+        "another interpreter": ChildProcess(python=sys.executable, env=env, frozen_after_s=1.0),
+    }[start]
+    counter = await runtime.spawn(Counter, name="env-3", placement=placement)
+    call = asyncio.create_task(counter.wait_for_gate("caller"))
+    await counter.cancelled()  # a concurrent endpoint: its answer says that the call before it has arrived
+    pid = runtime.info(counter).pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ActorFrozen, match=r"it was stopped by a signal for \d\.\d s, so it was killed") as raised:
+        await call
+    assert (raised.value.name, raised.value.pid) == ("env-3", pid)
+
+
+async def test_a_process_that_is_stopped_while_idle_is_replaced(runtime: Runtime) -> None:
+    counter = await runtime.spawn(Counter, 5, placement=FORKED, restart=RestartPolicy())
+    stopped = runtime.info(counter).pid
+    os.kill(stopped, signal.SIGSTOP)
+    while runtime.info(counter).num_restarts < 1:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    assert await counter.total() == 5
+    assert runtime.info(counter).pid != stopped
+
+
+async def test_a_process_whose_native_code_waits_for_ever_with_the_interpreter_held_is_killed(
+    runtime: Runtime,
+) -> None:
+    heir = await runtime.spawn(Heir, placement=FORKED)
+    with pytest.raises(ActorFrozen, match=r"it gave no sign of life for \d\.\d s and used no CPU time"):
+        await heir.hold_the_interpreter()
+
+
+async def test_a_process_that_works_with_the_interpreter_held_is_left_alone(runtime: Runtime) -> None:
+    heir = await runtime.spawn(Heir, placement=FORKED)
+    eye = ProcessEye(runtime.info(heir).pid)
+    computing = asyncio.create_task(heir.compute_with_the_interpreter_held(0.5))  # CPU seconds
+    seen = [eye.look()]
+    while not computing.done():
+        await asyncio.sleep(0.1)
+        seen.append(eye.look())
+    assert await computing > 0
+    assert seen.count(ProcessState.ASLEEP) <= 2  # before the call has arrived, and after its answer
+
+
+async def test_a_process_with_frozen_after_s_of_none_is_not_observed(runtime: Runtime) -> None:
+    counter = await runtime.spawn(Counter, placement=ChildProcess(frozen_after_s=None))
+    pid = runtime.info(counter).pid
+    eye = ProcessEye(pid)
+    os.kill(pid, signal.SIGSTOP)
+    while eye.look() is not ProcessState.STOPPED:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    observed = await runtime.spawn(Counter, placement=FORKED)
+    os.kill(runtime.info(observed).pid, signal.SIGSTOP)
+    with pytest.raises(ActorFrozen):  # by then the observer has looked often enough
+        await observed.total()
+    os.kill(pid, signal.SIGCONT)
+    assert await counter.pid() == pid
+
+
+async def test_a_frozen_process_on_another_host_is_killed_there_and_called_frozen_here(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    make_keys(keys)
+    server, client = read_keys(keys / "server.key"), read_keys(keys / "client.key")
+    opened = HostServer("tcp://127.0.0.1:0", server, [client.public], lost_after_s=60.0)
+    async with asyncio.timeout(100), opened as host, Runtime() as runtime:
+        there = RemoteHost(address=host.address, server_public_key=server.public, client_keys=client, lost_after_s=60.0)
+        counter = await runtime.spawn(Counter, name="far away", placement=there)
+        os.kill(await counter.pid(), signal.SIGSTOP)
+        with pytest.raises(ActorFrozen, match=r"'far away'.*it was stopped by a signal"):
+            await counter.total()
+
+
+# ---- fork servers
+
+
+async def test_a_stopped_fork_server_is_killed_and_the_next_spawn_starts_another(runtime: Runtime) -> None:
+    heir = await runtime.spawn(Heir, placement=FORKED)
+    server = await heir.parent()
+    os.kill(server, signal.SIGSTOP)
+    with pytest.raises(ActorDied, match=r"not forked: fork server of test died: it was stopped by a signal for \d"):
+        await runtime.spawn(Heir, placement=FORKED)
+    successor = await runtime.spawn(Heir, placement=FORKED)
+    assert await successor.parent() not in (server, await heir.parent())
+
+
+async def test_a_fork_server_that_is_stopped_while_it_prepares_is_killed(runtime: Runtime) -> None:
+    hook = PrepareHook("hooks:stop_itself")
+    placement = ChildProcess(fork_from=ForkServer(prepare=(hook,)), frozen_after_s=1.0)
+    with pytest.raises(ActorDied, match=r"it was stopped by a signal for .* during hooks:stop_itself, so it was kill"):
+        await runtime.prepare(placement)
+
+
+async def test_a_fork_server_that_waits_in_a_hook_is_left_alone(runtime: Runtime) -> None:
+    hook = PrepareHook("hooks:take_time", {"seconds": 2.0})  # asleep for longer than a fork may take
+    placement = ChildProcess(fork_from=ForkServer(prepare=(hook,)), frozen_after_s=1.0)
+    await runtime.prepare(placement)
+
+
+# ---- all at once, and one alone
+
+
+Ask = Callable[[], list[str]]
+
+
+@pytest.fixture
+def program(program_environment: dict[str, str]) -> Iterator[tuple[list[int], Ask]]:
+    """Its pid and its actors', and a round of calls."""
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=program_environment,
+        start_new_session=True,
+    ) as opened:
+        assert opened.stdin is not None
+        assert opened.stdout is not None
+        stdin, stdout = opened.stdin, opened.stdout
+        pids = [int(word) for word in stdout.readline().split()]
+
+        def ask() -> list[str]:
+            print(file=stdin, flush=True)
+            return stdout.readline().split()
+
+        yield pids, ask
+        opened.kill()
+
+
+def until_stopped(pids: list[int]) -> None:
+    for eye in map(ProcessEye, pids):
+        while eye.look() is not ProcessState.STOPPED:
+            time.sleep(0.01)
+
+
+def test_a_program_that_stands_still_as_a_whole_goes_on_with_all_of_its_processes(
+    program: tuple[list[int], Ask],
+) -> None:
+    (own, *actors), ask = program
+    assert ask() == [str(pid) for pid in actors]
+    stopped = list(processes_of_session(own))
+    os.killpg(own, signal.SIGSTOP)  # as Ctrl-Z does
+    until_stopped(stopped)
+    time.sleep(2.5)  # more than twice as long as a process alone would have
+    os.killpg(own, signal.SIGCONT)  # as fg does
+    assert ask() == [str(pid) for pid in actors]
+
+
+def test_one_process_that_stands_still_is_the_only_one_that_is_killed(program: tuple[list[int], Ask]) -> None:
+    (own, *actors), ask = program
+    fork_server = next(iter(children_of(own) - set(actors)))
+    os.kill(actors[1], signal.SIGSTOP)
+    assert ask() == [str(actors[0]), "ActorFrozen", str(actors[2])]
+    os.kill(own, signal.SIGSTOP)  # the observer alone: its children go on
+    until_stopped([own])
+    time.sleep(1.5)
+    os.kill(own, signal.SIGCONT)
+    assert ask() == [str(actors[0]), "ActorFrozen", str(actors[2])]
+    assert fork_server in children_of(own)

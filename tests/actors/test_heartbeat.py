@@ -1,0 +1,116 @@
+"""When a process is called frozen: a pure decision, tested without processes."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vla_rl.actors.heartbeat import Heartbeat, ProcessState, Verdict
+
+LOOK_EVERY_S = 0.5
+STOPPED_AFTER_S, SILENT_AFTER_S = 2.0, 10.0
+MOST_COUNTED_S = 2 * LOOK_EVERY_S
+
+states = st.sampled_from(ProcessState)
+quiet_states = st.sampled_from([ProcessState.STOPPED, ProcessState.ASLEEP])
+gaps = st.floats(0.0, 1e6)
+
+
+def heartbeat() -> Heartbeat:
+    return Heartbeat(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S, silent_after_s=SILENT_AFTER_S)
+
+
+def verdicts(*, seconds: float, state: ProcessState, every_s: float = LOOK_EVERY_S) -> list[Verdict]:
+    """Looks at a process that beats no more, from its last beat on."""
+    heart = heartbeat()
+    return [heart.observe(number * every_s, 1, state) for number in range(int(seconds / every_s) + 1)]
+
+
+def test_a_stopped_process_is_frozen_when_it_was_seen_so_for_long_enough() -> None:
+    seen = verdicts(seconds=2.0, state=ProcessState.STOPPED)
+    assert seen == [Verdict.ALIVE, Verdict.QUIET, Verdict.QUIET, Verdict.QUIET, Verdict.STOPPED]
+
+
+def test_a_process_that_sleeps_without_a_beat_has_longer() -> None:
+    seen = verdicts(seconds=10.0, state=ProcessState.ASLEEP)
+    assert seen[:-1] == [Verdict.ALIVE] + 19 * [Verdict.QUIET]
+    assert seen[-1] is Verdict.SILENT
+
+
+def test_a_process_without_a_beat_of_its_own_is_frozen_only_where_it_is_stopped() -> None:
+    heart = Heartbeat(look_every_s=0.5, stopped_after_s=2.0)
+    asleep = [heart.observe(number * 0.5, 0, ProcessState.ASLEEP) for number in range(1000)]
+    assert not any(verdict.is_frozen for verdict in asleep)
+    stopped = [heart.observe(500.0 + number * 0.5, 0, ProcessState.STOPPED) for number in range(4)]
+    assert stopped[-1] is Verdict.STOPPED
+
+
+@pytest.mark.parametrize("state", [ProcessState.RUNNING, ProcessState.TRACED])
+def test_a_process_that_works_or_is_debugged_is_never_frozen(state: ProcessState) -> None:
+    assert not any(verdict.is_frozen for verdict in verdicts(seconds=3600.0, state=state))
+
+
+def test_a_process_that_stops_and_goes_on_again_and_again_is_not_frozen() -> None:
+    heart = heartbeat()
+    for number in range(1000):  # such as one whose CPU time somebody limits with signals
+        state = ProcessState.STOPPED if number % 4 else ProcessState.RUNNING
+        assert not heart.observe(number * 0.5, number // 8, state).is_frozen
+
+
+def test_one_look_after_a_long_absence_of_the_observer_freezes_nothing() -> None:
+    heart = heartbeat()
+    heart.observe(0.0, 1, ProcessState.RUNNING)
+    assert heart.observe(3600.0, 1, ProcessState.STOPPED) is Verdict.QUIET
+    assert heart.stopped_s == MOST_COUNTED_S
+
+
+@given(st.lists(st.tuples(gaps, states), max_size=50))
+def test_a_process_that_beats_between_any_two_looks_is_alive(looks: list[tuple[float, ProcessState]]) -> None:
+    heart, now = heartbeat(), 0.0
+    for beat, (gap, state) in enumerate(looks):
+        now += gap
+        assert heart.observe(now, beat, state) is Verdict.ALIVE
+
+
+@given(st.lists(st.tuples(gaps, states), min_size=1, max_size=60))
+def test_no_process_is_frozen_in_fewer_looks_than_the_limit_holds_however_late_they_come(
+    looks: list[tuple[float, ProcessState]],
+) -> None:
+    heart, now, without_a_beat = heartbeat(), 0.0, 0
+    heart.observe(now, 1, ProcessState.RUNNING)
+    for gap, state in looks:
+        now, without_a_beat = now + gap, without_a_beat + 1
+        verdict = heart.observe(now, 1, state)
+        if verdict is Verdict.STOPPED:
+            assert without_a_beat >= STOPPED_AFTER_S / MOST_COUNTED_S
+            return
+        if verdict is Verdict.SILENT:
+            assert without_a_beat >= SILENT_AFTER_S / MOST_COUNTED_S
+            return
+
+
+@given(st.lists(st.floats(0.0, MOST_COUNTED_S), min_size=1, max_size=200), quiet_states)
+def test_a_process_that_stands_still_is_frozen_in_time_by_an_observer_that_looks(
+    looks: list[float], state: ProcessState
+) -> None:
+    heart = heartbeat()
+    heart.observe(0.0, 1, ProcessState.RUNNING)
+    limit = STOPPED_AFTER_S if state is ProcessState.STOPPED else SILENT_AFTER_S
+    for now in itertools.accumulate(looks):
+        assert heart.observe(now, 1, state).is_frozen == (heart.silent_s >= limit)
+        assert math.isclose(heart.silent_s, now, abs_tol=1e-9)
+
+
+@given(st.lists(st.tuples(gaps, states, st.booleans()), max_size=60))
+def test_what_was_counted_is_never_more_than_what_the_observer_saw(
+    looks: list[tuple[float, ProcessState, bool]],
+) -> None:
+    heart, now, beat = heartbeat(), 0.0, 0
+    heart.observe(now, beat, ProcessState.RUNNING)
+    for gap, state, has_beaten in looks:
+        now, beat = now + gap, beat + has_beaten
+        before = heart.silent_s
+        heart.observe(now, beat, state)
+        assert 0.0 <= heart.stopped_s <= heart.silent_s <= before + min(gap, MOST_COUNTED_S) + 1e-9

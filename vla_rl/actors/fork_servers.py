@@ -1,0 +1,46 @@
+"""The fork servers of one runtime: started with the first child that names one, replaced when they die."""
+
+import asyncio
+
+import msgspec
+
+from vla_rl.actors.forking import ForkServerProcess
+from vla_rl.actors.observer import ProcessObserver
+from vla_rl.actors.placement import ChildProcess
+from vla_rl.errors import ActorDied
+
+
+class ForkServers:
+    """One server for each interpreter and preparation."""
+
+    def __init__(self, name: str, observer: ProcessObserver) -> None:
+        self._name, self._observer = name, observer
+        self._servers: dict[bytes, ForkServerProcess] = {}
+        self._is_closed = False
+
+    def of(self, placement: ChildProcess) -> ForkServerProcess:
+        """Return the server of this placement; start one if none lives.
+
+        Raises: OSError if it cannot be started; ActorDied after `close`.
+        """
+        assert placement.fork_from is not None
+        name = f"fork server of {self._name}"
+        if self._is_closed:  # a spawn that began before goes on here
+            raise ActorDied(name, 0, "not started, since its runtime was left")
+        key = msgspec.json.encode((placement.python, placement.fork_from), order="deterministic")
+        server = self._servers.get(key)
+        if server is None or not server.is_alive():
+            server = self._servers[key] = ForkServerProcess(name, placement, self._observer)
+        return server
+
+    async def close(self) -> None:
+        """End all servers and start no more. Their children have ended before."""
+        self._is_closed = True
+        for server in self._servers.values():
+            server.close()
+        try:
+            await asyncio.gather(*(server.until_gone() for server in self._servers.values()))
+        except BaseException:  # a second cancellation: no time is left
+            for server in self._servers.values():
+                server.kill()
+            raise

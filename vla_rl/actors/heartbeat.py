@@ -1,0 +1,91 @@
+"""Decide whether a process is frozen, from what an observer saw of it: a plain class with no thread and no clock.
+
+    its beat changed             it lives; what was counted before is forgotten
+    STOPPED  (SIGSTOP)           counted; frozen after `stopped_after_s`
+    ASLEEP   without a beat      counted; frozen after `silent_after_s`
+    RUNNING  without a beat      not counted: its own code does not let go of the interpreter, or it waits for a core
+    TRACED                       not counted: a debugger holds it
+
+Only time in which the observer itself ran is counted: between two looks never more than twice the time that it leaves
+between them. A process is therefore frozen only after several looks, and one that stood still together with its observer
+(Ctrl-Z and `fg`, a suspended machine, a machine with thirty times more work than cores) is not.
+"""
+
+import enum
+import math
+
+_MOST_COUNTED = 2.0
+"""Longest time between two looks that counts, in intervals of the observer."""
+
+
+class ProcessState(enum.Enum):
+    """State of a process, as the kernel reports it."""
+
+    RUNNING = enum.auto()
+    """One of its threads runs, waits for a core or a device, or used CPU time since the last look."""
+    ASLEEP = enum.auto()
+    """Every thread waits for something."""
+    STOPPED = enum.auto()
+    """Stopped by a signal; SIGCONT would continue it."""
+    TRACED = enum.auto()
+    """A debugger is attached."""
+
+
+class Verdict(enum.Enum):
+    """Conclusion from the observations so far."""
+
+    ALIVE = enum.auto()
+    QUIET = enum.auto()
+    """No beat since the last look, and no reason to give it up."""
+    STOPPED = enum.auto()
+    """Frozen: stopped for too long."""
+    SILENT = enum.auto()
+    """Frozen: asleep without a beat for too long."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the process has to be ended."""
+        return self in (Verdict.STOPPED, Verdict.SILENT)
+
+
+class Heartbeat:
+    """Judges one process by the observations that it is given in order.
+
+    Args:
+        look_every_s: interval at which its observer means to look.
+        stopped_after_s: a process that was seen stopped for this long is frozen.
+        silent_after_s: a process that was seen asleep for this long, without a beat, is frozen; infinite for a process
+            that does not beat.
+    """
+
+    def __init__(self, *, look_every_s: float, stopped_after_s: float, silent_after_s: float = math.inf) -> None:
+        self._most_counted_s = _MOST_COUNTED * look_every_s
+        self._stopped_after_s, self._silent_after_s = stopped_after_s, silent_after_s
+        self._seen_at = -math.inf
+        self._beat: int | None = None
+        self.stopped_s = 0.0
+        """Time for which it was seen stopped."""
+        self.silent_s = 0.0
+        """Time for which it was seen stopped or asleep since its last beat."""
+
+    def observe(self, now: float, beat: int, state: ProcessState) -> Verdict:
+        """Take one look into account.
+
+        Args:
+            now: time of the look (s, any clock that does not go back).
+            beat: any number that changes for as long as the process lives; a constant for one that does not beat.
+            state: what it did at that moment; does not matter if the beat has changed.
+        """
+        counted_s = min(max(0.0, now - self._seen_at), self._most_counted_s)
+        self._seen_at = now
+        if beat != self._beat:
+            self._beat, self.stopped_s, self.silent_s = beat, 0.0, 0.0
+            return Verdict.ALIVE
+        self.stopped_s = self.stopped_s + counted_s if state is ProcessState.STOPPED else 0.0
+        if state in (ProcessState.STOPPED, ProcessState.ASLEEP):
+            self.silent_s += counted_s
+        if self.stopped_s >= self._stopped_after_s:
+            return Verdict.STOPPED
+        if self.silent_s >= self._silent_after_s:
+            return Verdict.SILENT
+        return Verdict.QUIET

@@ -1,0 +1,121 @@
+"""Finds frozen processes of one runtime: a thread of its own looks at all of them twice a second.
+
+A look at a process that beats is a read of shared memory; only one that has missed a beat costs system calls. The loop is
+woken for a frozen process alone, and looks once more before anything is done about it.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from vla_rl.actors.heartbeat import Heartbeat, ProcessState, Verdict
+from vla_rl.actors.process_state import ProcessEye
+
+LOOK_EVERY_S = 0.5
+
+
+@dataclass(eq=False, kw_only=True)
+class Watched:
+    """One process under observation."""
+
+    pid: Callable[[], int]
+    """Its process id; 0 for as long as there is none."""
+    beat: Callable[[], int]
+    """See `Heartbeat.observe`."""
+    owes_beat: Callable[[], bool]
+    """Whether it has to beat now; if not, it is only frozen if it is stopped."""
+    stopped_after_s: float
+    silent_after_s: float
+    """See `Heartbeat`."""
+    on_frozen: Callable[[str], None]
+    """Called on the loop, once, with a description of what was seen; has to kill the process."""
+    is_reported: bool = field(init=False, default=False)
+    """Whether the loop has been told and not looked yet."""
+    _heartbeat: Heartbeat = field(init=False)
+    _eye: ProcessEye | None = field(init=False, default=None)
+    _last_beat: int = field(init=False, default=-1)
+
+    def __post_init__(self) -> None:
+        self._heartbeat = Heartbeat(
+            look_every_s=LOOK_EVERY_S,
+            stopped_after_s=self.stopped_after_s,
+            silent_after_s=self.silent_after_s,
+        )
+
+    def look(self, now: float) -> Verdict:
+        """Look at it now."""
+        if (pid := self.pid()) == 0:
+            return Verdict.QUIET
+        beat = self.beat()
+        if beat != self._last_beat:
+            self._last_beat = beat
+            return self._heartbeat.observe(now, beat, ProcessState.RUNNING)
+        if self._eye is None or self._eye.pid != pid:
+            self._eye = ProcessEye(pid)
+        state = self._eye.look()
+        if state is ProcessState.ASLEEP and not self.owes_beat():
+            state = ProcessState.RUNNING
+        return self._heartbeat.observe(now, beat, state)
+
+    def describe(self, verdict: Verdict) -> str:
+        """Describe what was seen of a frozen process."""
+        if verdict is Verdict.STOPPED:
+            return f"it was stopped by a signal for {self._heartbeat.stopped_s:.1f} s"
+        return f"it gave no sign of life for {self._heartbeat.silent_s:.1f} s and used no CPU time"
+
+
+class ProcessObserver:
+    """Observes processes from its first `watch` on, until `close`. Its methods are called on the loop."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._watched: dict[Watched, None] = {}
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def watch(self, watched: Watched) -> None:
+        """Observe a process from now on."""
+        self._watched[watched] = None
+        self._loop = asyncio.get_running_loop()
+        if self._thread is None and not self._is_closed.is_set():
+            self._thread = threading.Thread(target=self._observe, name=f"observer of {self._name}", daemon=True)
+            self._thread.start()
+
+    def forget(self, watched: Watched) -> None:
+        """Observe a process no longer; one that is not observed is ignored."""
+        self._watched.pop(watched, None)
+
+    def close(self) -> None:
+        """Observe nothing any more."""
+        self._is_closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _observe(self) -> None:
+        while not self._is_closed.wait(LOOK_EVERY_S):
+            self._look_at_all()  # a function of its own, so that this thread holds nothing that is gone
+
+    def _look_at_all(self) -> None:
+        for watched in list(self._watched):  # one step, during which the loop cannot change it
+            if not watched.is_reported and watched.look(time.monotonic()).is_frozen:
+                watched.is_reported = True
+                self._tell_loop(watched)
+
+    def _tell_loop(self, watched: Watched) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and all of its processes with it
+            self._loop.call_soon_threadsafe(self._look_again, watched)
+
+    def _look_again(self, watched: Watched) -> None:
+        """Confirm a verdict on the loop, which may have been busy: the process may have gone on since, or ended."""
+        if watched not in self._watched:
+            return
+        verdict = watched.look(time.monotonic())
+        if verdict.is_frozen:
+            self.forget(watched)
+            watched.on_frozen(watched.describe(verdict))
+        watched.is_reported = False

@@ -1,0 +1,52 @@
+"""Read the state of another process of ours from /proc, without asking the process.
+
+Each look costs a file, and one more for each thread of a process that seems to sleep (about 15 µs each); so only a process
+that has missed a beat is looked at.
+"""
+
+from pathlib import Path
+
+from vla_rl.actors.heartbeat import ProcessState
+
+_STATE, _USER_TIME, _SYSTEM_TIME = 0, 11, 12  # after the name, which may hold spaces and parentheses itself
+_AT_WORK = ("R", "D")
+"""Running or waiting for a core; waiting for a disk or a driver, which no signal ends."""
+
+
+class ProcessEye:
+    """Looks at one process again and again; remembers how much CPU time it had used."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._folder = Path(f"/proc/{pid}")
+        self._cpu_ticks = -1
+
+    def look(self) -> ProcessState:
+        """Its state now. A process that is gone, or cannot be looked at, counts as running: its end is noticed elsewhere."""
+        try:
+            return self._look()
+        except (OSError, IndexError):  # its files are gone, or empty while it ends
+            return ProcessState.RUNNING
+
+    def _look(self) -> ProcessState:
+        state, cpu_ticks = _read_stat(self._folder / "stat")
+        if state in ("T", "t"):
+            return ProcessState.TRACED if state == "t" or self._is_traced() else ProcessState.STOPPED
+        has_worked, self._cpu_ticks = cpu_ticks > self._cpu_ticks, cpu_ticks
+        if has_worked or state in _AT_WORK or any(thread in _AT_WORK for thread in self._states_of_threads()):
+            return ProcessState.RUNNING
+        return ProcessState.TRACED if self._is_traced() else ProcessState.ASLEEP
+
+    def _states_of_threads(self) -> list[str]:
+        return [_read_stat(task / "stat")[0] for task in (self._folder / "task").iterdir()]
+
+    def _is_traced(self) -> bool:
+        status = (self._folder / "status").read_text()
+        return not status.partition("TracerPid:")[2].lstrip().startswith("0")
+
+
+def _read_stat(file: Path) -> tuple[str, int]:
+    """State, and CPU time of all threads so far in clock ticks. Raises: OSError if the process or thread is gone."""
+    with open(file, "rb") as opened:
+        fields = opened.read().rpartition(b")")[2].split()
+    return fields[_STATE].decode(), int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])
