@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import all_end, children_of, named_memory_of, those_left
@@ -247,3 +248,52 @@ def test_ctrl_c_stops_in_order_because_children_leave_it_to_their_parent(
         assert program.wait(timeout=30) == 130
         assert all_end(pidfds, within_s=1)
     assert (tmp_path / "stopped").read_text() == "stopped"
+
+
+class ShortAfter:
+    """A limit for calls of `Counter.wait_for_gate`, in which nothing is measured."""
+
+    def __init__(self, limits_s: list[float | None]) -> None:
+        self._limits_s = limits_s
+        self.noted: list[tuple[int, bool]] = []
+        self.num_overdue = 0
+
+    def num_units(self, args: tuple[Any, ...]) -> int:
+        return len(args[0])
+
+    def limit_s(self, num_units: int) -> float | None:
+        return self._limits_s.pop(0) if len(self._limits_s) > 1 else self._limits_s[0]
+
+    def note(self, num_units: int, seconds: float) -> None:
+        self.noted.append((num_units, seconds > 0))
+
+    def note_overdue(self, num_units: int) -> str:
+        self.num_overdue += 1
+        return f"{num_units} letters"
+
+
+async def test_a_call_is_ended_by_a_limit_that_earlier_calls_have_set() -> None:
+    limit = ShortAfter([None, 0.2, 0.3])  # longer when it is looked at again
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(
+            Counter, placement=ChildProcess(), deadline_s=3600, limits={"wait_for_gate": limit}
+        )
+        calls = [asyncio.create_task(counter.wait_for_gate("abc"))]
+        await counter.open_gate()
+        assert await calls[0] == "abc"
+        os.kill(runtime.info(counter).pid, signal.SIGSTOP)
+        with pytest.raises(ActorFrozen, match=r"wait_for_gate did not answer within 0\.3 s \(5 letters\)"):
+            await counter.wait_for_gate("abcde")
+    assert limit.noted == [(3, True)]
+    assert limit.num_overdue == 1
+
+
+async def test_the_shorter_of_deadline_and_limit_counts() -> None:
+    limit = ShortAfter([3600.0])
+    async with asyncio.timeout(30), Runtime() as runtime:
+        counter = await runtime.spawn(
+            Counter, placement=ChildProcess(), deadlines_s={"wait_for_gate": 0.3}, limits={"wait_for_gate": limit}
+        )
+        with pytest.raises(ActorFrozen, match=r"wait_for_gate did not answer within 0\.3 s$"):
+            await counter.wait_for_gate("abc")
+    assert limit.num_overdue == 0

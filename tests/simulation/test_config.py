@@ -17,6 +17,8 @@ from vla_rl.simulation.restarts import RestartBudget
         ("concurrent_starts", 0),
         ("step_timeout_s", 0.0),
         ("reset_timeout_s", -1.0),
+        ("learned_timeout_factor", 0.5),
+        ("learned_timeout_floor_s", 0.0),
         ("frozen_after_s", 0.5),
         ("frozen_after_s", float("nan")),
         ("start_timeout_s", 0.0),

@@ -9,12 +9,14 @@ import enum
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from vla_rl.actors.actor import Endpoint, EndpointTable
+from vla_rl.actors.call_limit import CallLimit
 from vla_rl.actors.channel import Channel, Death
 from vla_rl.actors.deadlines import DeadlineWatch
 from vla_rl.actors.mailbox import Mailbox
@@ -57,13 +59,21 @@ class ActorClient:
         mailbox: unanswered calls at a time; the next sender waits.
         deadlines_s: for each endpoint, the longest time the actor may work on one call before it counts as frozen and is
             killed; None for ever. The clock of a call that waits behind another begins when that one is answered.
+        limits: by index of an endpoint, what may shorten the deadline of each of its calls.
     """
 
-    def __init__(self, name: str, table: EndpointTable, mailbox: int, deadlines_s: Sequence[float | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        table: EndpointTable,
+        mailbox: int,
+        deadlines_s: Sequence[float | None],
+        limits: Mapping[int, CallLimit] = MappingProxyType({}),
+    ) -> None:
         self.name, self.table, self.state = name, table, State.STARTING
         self.mailbox = Mailbox(mailbox)
         self.num_rejected = 0
-        self._deadlines_s = deadlines_s
+        self._deadlines_s, self._limits = deadlines_s, limits
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
         self._labels = [f"{name}.{entry.name}" for entry in table.endpoints]
@@ -275,7 +285,11 @@ class ActorClient:
             else:
                 del self._pending[call]
                 if not pending.endpoint.concurrent:
-                    self._deadlines.answered_at = _now()
+                    now = _now()
+                    if pending.limit is not None:
+                        worked_s = now - max(pending.since, self._deadlines.answered_at)
+                        pending.limit.note(pending.num_units, worked_s)
+                    self._deadlines.answered_at = now
                 self.mailbox.leave()
                 self._take_answer(kind, pending, frames)
         except MalformedMessage as error:
@@ -321,6 +335,9 @@ class ActorClient:
         self._pending[call] = pending
         channel.send(frames)
         pending.deadline_s = self._deadlines_s[endpoint.index]
+        if self._limits and (limit := self._limits.get(endpoint.index)) is not None:
+            pending.limit, pending.num_units = limit, limit.num_units(args)
+            pending.deadline_s = self._shortest_deadline_of(pending)
         if pending.deadline_s is not None and pending.since + pending.deadline_s < self._deadlines.next_look:
             self._deadlines.expect_by(pending.since + pending.deadline_s)
         return call
@@ -422,9 +439,21 @@ class ActorClient:
         if not pending.concurrent and any(ahead.waits_for_caller_of(pending) for ahead in self._pending.values()):
             self._refuse_inside_stream(pending)
             return
+        if pending.limit is not None and (deadline_s := self._shortest_deadline_of(pending)) != pending.deadline_s:
+            pending.deadline_s = deadline_s  # its limit has learnt since
+            self._deadlines.expect_by(_now())
+            return
         cause = f"{pending.endpoint_name} did not answer within {pending.deadline_s} s"
+        if pending.limit is not None and pending.deadline_s != self._deadlines_s[pending.endpoint.index]:
+            cause += f" ({pending.limit.note_overdue(pending.num_units)})"
         self.disconnect(Death(channel.pid, cause, frozen=True), State.RESTARTING)
         channel.kill()
+
+    def _shortest_deadline_of(self, pending: PendingCall) -> float | None:
+        """The endpoint's deadline, or what the call's limit says now if that is shorter."""
+        deadline_s = self._deadlines_s[pending.endpoint.index]
+        learnt_s = pending.limit.limit_s(pending.num_units) if pending.limit is not None else None
+        return min((each for each in (deadline_s, learnt_s) if each is not None), default=None)
 
     def _refuse_inside_stream(self, pending: PendingCall) -> None:
         """End a call, and the stream before it, that wait for each other; the actor is not to blame."""

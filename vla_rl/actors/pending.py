@@ -8,15 +8,17 @@ from typing import Any
 import msgspec
 
 from vla_rl.actors.actor import Endpoint
+from vla_rl.actors.call_limit import CallLimit
 
 
 class PendingCall:
     """Waits for one answer.
 
-    `since` is when it was sent (time.monotonic seconds). `task` is who waits; None for `tell`.
+    `since` is when it was sent (time.monotonic seconds). `task` is who waits; None for `tell`. `limit` sets its deadline by
+    earlier calls, of which it is `num_units`.
     """
 
-    __slots__ = ("deadline_s", "decoder", "endpoint", "future", "since", "task")
+    __slots__ = ("deadline_s", "decoder", "endpoint", "future", "limit", "num_units", "since", "task")
 
     def __init__(
         self,
@@ -29,6 +31,8 @@ class PendingCall:
         self.endpoint, self.decoder, self.task = endpoint, decoder, task
         self.since = time.monotonic()
         self.deadline_s: float | None = None
+        self.limit: CallLimit | None = None
+        self.num_units = 1
 
     @property
     def endpoint_name(self) -> str:

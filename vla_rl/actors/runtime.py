@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from vla_rl.actors.actor import Actor, EndpointTable, table_of, target_of
+from vla_rl.actors.call_limit import CallLimit
 from vla_rl.actors.channel import Channel, OnEnd, OnMessage
 from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.client import ActorClient
@@ -141,6 +142,7 @@ class Runtime:
         restart: RestartPolicy | None = None,
         deadline_s: float | None = None,
         deadlines_s: Mapping[str, float] | None = None,
+        limits: Mapping[str, CallLimit] | None = None,
         start_timeout_s: float = 60.0,
         mailbox: int = 64,
     ) -> A:
@@ -154,6 +156,7 @@ class Runtime:
             deadline_s: longest time for one call, the wait behind other calls not counted; past it the actor is killed
                 and the call raises ActorFrozen. None waits for ever.
             deadlines_s: the same for single endpoints, by name, where only the caller knows.
+            limits: for single endpoints, by name, what may shorten the deadline of a call by how long earlier ones took.
             start_timeout_s: longest time for its constructor and `on_start`.
             mailbox: unanswered calls at a time; the next sender waits.
 
@@ -165,7 +168,9 @@ class Runtime:
         table = table_of(kind)
         _check_annotations(table)
         name = name if name is not None else f"{kind.__name__}-{next(self._numbers)}"
-        client = ActorClient(name, table, mailbox, deadlines_of(table, deadline_s, deadlines_s or {}))
+        limits_by_index = {table.by_name[endpoint].index: limit for endpoint, limit in (limits or {}).items()}
+        deadlines = deadlines_of(table, deadline_s, deadlines_s or {})
+        client = ActorClient(name, table, mailbox, deadlines, limits_by_index)
         target = kind.__qualname__ if isinstance(placement, InLoop) else target_of(kind)
         request = SpawnRequest(target, table.fingerprint, mailbox)
         bound = table.constructor.bind(args, {})

@@ -7,6 +7,7 @@ import msgspec
 
 from vla_rl.actors import ChildProcess, ForkServer
 from vla_rl.actors.placement import FROZEN_AFTER_S, LEAST_FROZEN_AFTER_S
+from vla_rl.simulation.learned_timeout import Leniency
 from vla_rl.simulation.preparation import prepare_hook
 from vla_rl.types import Config, EnvSpec
 
@@ -41,6 +42,14 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
 
     reset_timeout_s: float = 180.0
     """The same for building an environment and for a reset."""
+
+    learned_timeout_factor: float | None = 20.0
+    """A control step (or reset) that takes this many times as long as the slowest one that its process ran lately counts as
+    frozen before `step_timeout_s` (`reset_timeout_s`) has passed. Learnt from 50 steps (5 resets) of the process; if such a
+    timeout fires, all others of the pool become four times as long. None leaves it to the two timeouts."""
+
+    learned_timeout_floor_s: float = 5.0
+    """No learned timeout is shorter than this many seconds. Raise it for simulators that are slow at times."""
 
     frozen_after_s: float | None = FROZEN_AFTER_S
     """A process that a signal has stopped (SIGSTOP) for this many seconds is killed as frozen, whatever it was asked; so
@@ -81,6 +90,9 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
             self.require(getattr(self, field) >= 1, field, ">= 1")
         for field in ("step_timeout_s", "reset_timeout_s", "start_timeout_s", "prepare_timeout_s", "restart_window_s"):
             self.require(getattr(self, field) > 0, field, "> 0 seconds")
+        factor = self.learned_timeout_factor
+        self.require(factor is None or factor >= 1, "learned_timeout_factor", ">= 1, or None to learn none")
+        self.require(self.learned_timeout_floor_s > 0, "learned_timeout_floor_s", "> 0 seconds")
         may_freeze = self.frozen_after_s is None or self.frozen_after_s >= LEAST_FROZEN_AFTER_S
         self.require(may_freeze, "frozen_after_s", f">= {LEAST_FROZEN_AFTER_S:g} second, or None for no limit")
         for field in ("recycle_after_episodes", "rss_limit_mb"):
@@ -92,6 +104,10 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
         """How many of `num_envs` simulators live in each process."""
         per_process = self.envs_per_process
         return [min(per_process, num_envs - first) for first in range(0, num_envs, per_process)]
+
+    def leniency(self) -> Leniency:
+        """Leniency of the learned timeouts of one pool."""
+        return Leniency(self.learned_timeout_factor, self.learned_timeout_floor_s)
 
     def environment_of(self, index: int) -> dict[str, str]:
         """Environment variables of the simulator process number `index`."""

@@ -56,6 +56,7 @@ class SimulatorPool:
         self._benches = [Bench(index, size) for index, size in enumerate(config.envs_of_processes(config.num_envs))]
         self._assignment: Assignment[Seat, asyncio.Future[Seat]] = Assignment(patience=2 * config.num_envs)
         self._replacements = Replacements(config)
+        self._leniency = config.leniency()
         self._starting = asyncio.Semaphore(config.concurrent_starts)
         self._group = asyncio.TaskGroup()
         self._keepers: list[asyncio.Task[None]] = []
@@ -247,7 +248,13 @@ class SimulatorPool:
             try:
                 async with self._starting:
                     process = await SimulatorProcess.start(
-                        self._runtime, name, self._config, bench.index, self._specs, num_envs=num_envs
+                        self._runtime,
+                        name,
+                        self._config,
+                        bench.index,
+                        self._specs,
+                        num_envs=num_envs,
+                        leniency=self._leniency,
                     )
             except ActorDied as death:
                 self._note_death("frozen" if isinstance(death, ActorFrozen) else "died", death)

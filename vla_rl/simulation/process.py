@@ -6,6 +6,7 @@ from vla_rl.actors import Runtime
 from vla_rl.actors.interpreter import check_interpreter
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
 from vla_rl.simulation.config import SimulatorConfig
+from vla_rl.simulation.learned_timeout import LearnedTimeouts, Leniency
 from vla_rl.simulation.memory import private_mb
 from vla_rl.simulation.simulator import Simulator
 from vla_rl.simulation.worker import EnvWorker
@@ -18,7 +19,9 @@ _CALLS_OF_ONE_ENV = 16
 class SimulatorProcess:
     """A child process with one `EnvWorker`. Made by `start`; whoever made it awaits `stop` in the end."""
 
-    def __init__(self, runtime: Runtime, worker: EnvWorker, name: str, num_envs: int) -> None:
+    def __init__(
+        self, runtime: Runtime, worker: EnvWorker, name: str, num_envs: int, timeouts: LearnedTimeouts
+    ) -> None:
         self.worker = worker
         self.name = name
         self.pid = runtime.info(worker).pid
@@ -29,7 +32,8 @@ class SimulatorProcess:
         self._death: ActorDied | None = None
         self.simulators = [Simulator(self, index) for index in range(num_envs)]
         self._is_stopped = False
-        self._runtime = runtime
+        self._runtime, self._timeouts = runtime, timeouts
+        self._env_id: str | None = None
 
     @classmethod
     async def start(
@@ -41,6 +45,7 @@ class SimulatorProcess:
         specs: Sequence[EnvSpec] = (),
         *,
         num_envs: int = 1,
+        leniency: Leniency | None = None,
     ) -> "SimulatorProcess":
         """Start a process and wait until it is up.
 
@@ -49,11 +54,13 @@ class SimulatorProcess:
             index: its number among those of the same pool.
             specs: environments that those will play, as far as that is known, for whoever forks them to prepare.
             num_envs: environments that will live in it.
+            leniency: of the learned timeouts of all processes that belong together; None for a process of its own.
 
         Raises: ActorDied where it does not come up in time; EnvError where an environment cannot be prepared;
             ConfigError for an interpreter that will not do.
         """
         await cls.prepare(runtime, config, specs)
+        timeouts = LearnedTimeouts(name, leniency or config.leniency())
         try:
             worker = await runtime.spawn(
                 EnvWorker,
@@ -62,12 +69,13 @@ class SimulatorProcess:
                 placement=config.placement_of(index, specs),
                 deadline_s=config.step_timeout_s,
                 deadlines_s=dict.fromkeys(("open", "reset"), config.reset_timeout_s),
+                limits=timeouts.by_endpoint,
                 start_timeout_s=config.start_timeout_s,
                 mailbox=_CALLS_OF_ONE_ENV * num_envs,
             )
         except TimeoutError as error:
             raise ActorFrozen(name, 0, str(error)) from error
-        return cls(runtime, worker, name, num_envs)
+        return cls(runtime, worker, name, num_envs, timeouts)
 
     @staticmethod
     async def prepare(runtime: Runtime, config: SimulatorConfig, specs: Sequence[EnvSpec]) -> None:
@@ -89,6 +97,12 @@ class SimulatorProcess:
     def note_death(self, death: ActorDied) -> None:
         """Remember what a call met, which its runtime may see only later."""
         self._death = death
+
+    def note_opening(self, spec: EnvSpec) -> None:
+        """Forget what calls took until now if another environment is going to be built."""
+        if spec.id != self._env_id:
+            self._env_id = spec.id
+            self._timeouts.forget()
 
     @property
     def held(self) -> list[EnvSpec | None]:

@@ -38,6 +38,7 @@ class Simulator:
         """Have the environment built, unless it is here already; what it takes and gives."""
         if self._description is None or self.held != spec:
             self._held = None
+            self.process.note_opening(spec)
             self._description = await self.ask(self.worker.open(self.index, spec))
             self._held = spec
         return self._description

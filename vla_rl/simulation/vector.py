@@ -171,12 +171,18 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
 
     async def _start(self, env: EnvSpec, config: SimulatorConfig) -> tuple[list[SimulatorProcess], EnvDescription]:
         """All processes with all environments built, and what these are like."""
-        starting = asyncio.Semaphore(config.concurrent_starts)
+        starting, leniency = asyncio.Semaphore(config.concurrent_starts), config.leniency()
 
         async def start(index: int, num_envs: int) -> tuple[SimulatorProcess, EnvDescription]:
             async with starting:
                 process = await SimulatorProcess.start(
-                    self._thread.runtime, f"{env.id}-{index}", config, index, (env,), num_envs=num_envs
+                    self._thread.runtime,
+                    f"{env.id}-{index}",
+                    config,
+                    index,
+                    (env,),
+                    num_envs=num_envs,
+                    leniency=leniency,
                 )
                 descriptions = await all_of(simulator.open(env) for simulator in process.simulators)
                 return process, descriptions[0]

@@ -1,0 +1,132 @@
+"""Timeouts that a simulator process sets by its own earlier calls: plain classes with no task and no clock.
+
+    timeout of a call = max(floor, factor * slowest call so far, per control step * control steps of the call)
+
+`step_timeout_s` and `reset_timeout_s` have to hold for the slowest simulator, and a step that never returns would cost them
+in full. A process that has answered often enough shows what it needs. A timeout that fires may nevertheless be wrong, such
+as for a rare step that loads a new map, or because the whole machine stood still; so it makes all timeouts of the pool four
+times as long, those of calls under way too, until they reach the configured ones: an episode that is run again gets through.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+logger = logging.getLogger(__name__)
+
+ENOUGH_STEPS: Final = 50
+ENOUGH_RESETS: Final = 5
+"""Calls from which a timeout is learnt; until then the configured one holds."""
+
+REMEMBERED: Final = 200
+"""The slowest of at least this many calls counts, so that the first ones, in which code is compiled and pictures are drawn
+for the first time, do not count for ever."""
+
+_LONGER: Final = 4.0
+
+
+class Leniency:
+    """Factor and floor of the learned timeouts of one pool.
+
+    Args:
+        factor: see `SimulatorConfig.learned_timeout_factor`; None learns nothing.
+        floor_s: see `SimulatorConfig.learned_timeout_floor_s`.
+    """
+
+    def __init__(self, factor: float | None, floor_s: float) -> None:
+        self.factor, self.floor_s = factor, floor_s
+        self._times = 1.0
+
+    def timeout_s(self, slowest_s: float) -> float | None:
+        """Longest time for work that took `slowest_s` at the most until now; None if nothing is learnt."""
+        return None if self.factor is None else round(self._times * max(self.floor_s, self.factor * slowest_s), 2)
+
+    def note_overdue(self) -> None:
+        """Make all timeouts longer: one has fired, and may have been wrong."""
+        self._times *= _LONGER
+
+    def describe(self) -> str:
+        """Say how a timeout follows from what was seen."""
+        longer = f" {self._times:g} times that, as others have fired before;" if self._times > 1.0 else ""
+        return f"learned_timeout_factor is {self.factor:g}, learned_timeout_floor_s {self.floor_s:g};{longer}"
+
+
+class LearnedTimeout:
+    """Timeout of one kind of call to one process.
+
+    Args:
+        process: its name, for the log.
+        unit: what the calls consist of, in the singular.
+        enough: calls from which it learns.
+        leniency: shared by all processes of a pool.
+    """
+
+    def __init__(self, process: str, unit: str, enough: int, leniency: Leniency) -> None:
+        self._process, self._unit, self._enough, self._leniency = process, unit, enough, leniency
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: the process runs another environment from now on."""
+        self._num_seen = 0
+        self._slowest_s = self._slowest_before_s = 0.0
+
+    @property
+    def slowest_s(self) -> float:
+        """Longest time that one unit took, in the last `REMEMBERED` calls or more."""
+        return max(self._slowest_s, self._slowest_before_s)
+
+    def timeout_s(self, num_units: int) -> float | None:
+        """Longest time for a call of so many units; None if too few were seen, or none is to be learnt."""
+        return None if self._num_seen < self._enough else self._leniency.timeout_s(self.slowest_s * num_units)
+
+    def note(self, num_units: int, seconds: float) -> None:
+        """Learn from a call of `num_units` that took `seconds`, the wait behind other calls not counted."""
+        self._num_seen += 1
+        if self._num_seen % REMEMBERED == 0:
+            self._slowest_before_s, self._slowest_s = self._slowest_s, 0.0
+        self._slowest_s = max(self._slowest_s, seconds / num_units)
+        if self._num_seen == self._enough and self._leniency.factor is not None:
+            logger.info(
+                "simulator %s: a %s may take %s s: %s.", self._process, self._unit, self.timeout_s(1), self._why()
+            )
+
+    def note_overdue(self, num_units: int) -> str:
+        """Take note that a call was not answered in time; gives the reason for that time, for the error."""
+        why = self._why()
+        self._leniency.note_overdue()
+        return why
+
+    def _why(self) -> str:
+        return f"{self._leniency.describe()} the slowest {self._unit} lately took {self.slowest_s:.3g} s"
+
+
+class CallTimeout:
+    """Learned timeout of one endpoint. Implements `vla_rl.actors.CallLimit`.
+
+    Args:
+        timeout: shared by endpoints whose calls consist of the same units.
+        num_units: how many a call with these arguments has.
+    """
+
+    def __init__(self, timeout: LearnedTimeout, num_units: Callable[[tuple[Any, ...]], int]) -> None:
+        self.num_units = num_units
+        self.limit_s, self.note, self.note_overdue = timeout.timeout_s, timeout.note, timeout.note_overdue
+
+
+class LearnedTimeouts:
+    """The learned timeouts of one process, by endpoint of its `EnvWorker`."""
+
+    def __init__(self, process: str, leniency: Leniency) -> None:
+        self._step = LearnedTimeout(process, "control step", ENOUGH_STEPS, leniency)
+        self._reset = LearnedTimeout(process, "reset", ENOUGH_RESETS, leniency)
+        self.by_endpoint = {
+            "step": CallTimeout(self._step, lambda args: 1),
+            "step_all": CallTimeout(self._step, lambda args: max(1, len(args[0]))),
+            "step_chunk": CallTimeout(self._step, lambda args: max(1, len(args[1]))),
+            "reset": CallTimeout(self._reset, lambda args: 1),
+        }
+
+    def forget(self) -> None:
+        """Begin anew: one of the environments in the process is another one from now on."""
+        self._step.forget()
+        self._reset.forget()
