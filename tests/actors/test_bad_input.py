@@ -17,6 +17,7 @@ import zmq
 from sample_actors import Counter
 
 from vla_rl.actors import KeyPair, RemoteHost, Runtime, make_keys, read_keys
+from vla_rl.actors import host as host_module
 from vla_rl.actors.actor import table_of
 from vla_rl.actors.client import ActorClient, State
 from vla_rl.actors.codec import Codec
@@ -41,8 +42,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def host(keys: Path) -> AsyncIterator[HostServer]:
     server, client = read_keys(keys / "server.key"), read_keys(keys / "client.key")
-    most = {"max_message_bytes": 1 << 20, "lost_after_s": LOST_AFTER_S}
-    async with HostServer("tcp://127.0.0.1:0", server, [client.public], **most) as opened:
+    async with HostServer("tcp://127.0.0.1:0", server, [client.public], lost_after_s=LOST_AFTER_S) as opened:
         yield opened
 
 
@@ -211,6 +211,39 @@ async def test_a_client_that_sends_too_much_at_once_is_dropped_and_the_others_st
         assert await counter.add(1) > 1
     monitor.close()
     context.destroy(linger=0)
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+"""First words of any ZeroMQ peer that wants to encrypt."""
+
+
+def stranger_at(host: HostServer) -> socket.socket:
+    """A plain connection whose greeting was answered."""
+    port = int(host.address.rpartition(":")[2])
+    connection = socket.create_connection(("127.0.0.1", port), timeout=30)
+    connection.sendall(GREETING)
+    received = b""
+    while len(received) < len(GREETING):
+        received += connection.recv(len(GREETING) - len(received))
+    return connection
+
+
+@pytest.mark.parametrize("flags", [0x06, 0x02], ids=["command", "message"])
+async def test_a_stranger_that_announces_a_gigabyte_is_dropped_at_once(host: HostServer, flags: int) -> None:
+    async with asyncio.timeout(60):
+        with await asyncio.to_thread(stranger_at, host) as stranger:
+            stranger.sendall(bytes([flags]) + (1 << 30).to_bytes(8, "big"))
+            assert await asyncio.to_thread(stranger.recv, 1) == b""
+
+
+async def test_a_stranger_that_says_nothing_is_dropped_after_its_time(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "_HANDSHAKE_WITHIN_MS", 300)
+    server, client = read_keys(keys / "server.key"), read_keys(keys / "client.key")
+    async with asyncio.timeout(60), HostServer("tcp://127.0.0.1:0", server, [client.public]) as opened:
+        with await asyncio.to_thread(stranger_at, opened) as stranger:
+            assert await asyncio.to_thread(stranger.recv, 1) == b""
 
 
 async def test_a_peer_without_a_known_key_gets_nothing(host: HostServer, keys: Path) -> None:

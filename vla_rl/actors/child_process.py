@@ -15,13 +15,14 @@ from vla_rl.actors.channel import Death, OnEnd, OnMessage
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ChildSettings
 from vla_rl.actors.observer import ProcessObserver, Watched
+from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
 from vla_rl.actors.placement import ChildProcess
 from vla_rl.actors.pulse import Pulse
 from vla_rl.actors.slots import SlotReader, SlotWriter, create_arena
 from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
 from vla_rl.actors.spawned_process import SpawnedProcess, StartProcess, own_sys_path
 from vla_rl.actors.stderr_tail import StderrTail
-from vla_rl.actors.wire import MAX_MESSAGE_BYTES, Frames
+from vla_rl.actors.wire import Frames
 
 _IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID, for which pyzmq has no name
 
@@ -55,7 +56,7 @@ class ChildChannel:
         endpoint = f"ipc://@vla_rl-{os.getpid()}-{secrets.token_hex(16)}"
         socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         lift_high_water_mark(socket)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_WIRE_FRAME_BYTES)
         socket.setsockopt(_IPC_FILTER_UID, os.getuid())
         with contextlib.ExitStack() as until_started, contextlib.ExitStack() as on_failure:
             on_failure.callback(socket.close, linger=0)

@@ -4,7 +4,7 @@ An array becomes a msgpack extension that says where its bytes are:
 
     inline     in the extension itself        below 4 KiB, where a frame of its own costs more than the copy
     slot       in a shared-memory slot        from 16 KiB on, on the same host, while slots are free
-    frame      in a frame of its own          everywhere else
+    frame      in a frame of its own          everywhere else; cut into parts if it is large
 
 NumPy scalars become Python numbers. Anything else that msgspec does not know is refused with a TypeError: never pickle.
 A codec belongs to one link and one loop; encoding and decoding never suspend, so what they share needs no lock.
@@ -19,11 +19,13 @@ import msgspec
 import numpy as np
 
 from vla_rl.actors.blocks import PlainBlock
+from vla_rl.actors.parts import PART_BYTES, in_parts, joined, num_parts
 from vla_rl.actors.slots import SharedBlock, SlotPlace, SlotReader, SlotWriter
 from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, MAX_FRAMES, MAX_MESSAGE_BYTES, Frames, MalformedMessage
 
 INLINE_BELOW = 4096
 SLOT_FROM = 16384
+_WHOLE_BELOW = PART_BYTES - ENVELOPE_SIZE
 _INLINE, _FRAME, _SLOT = 1, 2, 3
 _MOST_KNOWN_SLOTS = 1024
 _META = struct.Struct("<HBB")
@@ -73,11 +75,19 @@ class Codec:
         if len(payload) > MAX_MESSAGE_BYTES:
             self._undo_encoding()
             raise TypeError(f"{label}: {_too_large(len(payload))}")
-        head = ENVELOPE.pack(MAGIC, kind, endpoint, len(self._frames_out), actor, call) + payload
-        if not self._frames_out and not self._slots_taken:
-            return [head]
-        frames = [head, *self._frames_out]
-        self._frames_out = []
+        if not self._frames_out and len(payload) < _WHOLE_BELOW:
+            self._slots_taken.clear()
+            return [ENVELOPE.pack(MAGIC, kind, endpoint, 0, actor, call) + payload]
+        sizes = (ENVELOPE_SIZE + len(payload), *(len(frame) for frame in self._frames_out))
+        num_frames = sum(map(num_parts, sizes))
+        if num_frames > MAX_FRAMES:
+            self._undo_encoding()
+            raise TypeError(
+                f"{label}: {num_frames} frames of arrays in one message, expected at most {MAX_FRAMES}; "
+                "stack small arrays, or send several messages."
+            )
+        head = ENVELOPE.pack(MAGIC, kind, endpoint, num_frames - 1, actor, call) + payload
+        frames, self._frames_out = in_parts((head, *self._frames_out)), []
         self._slots_taken.clear()
         return frames
 
@@ -86,6 +96,8 @@ class Codec:
 
         Slots of a message that is refused are given back.
         """
+        if len(frames) > 1:
+            frames = joined(frames)
         self._frames_in = frames
         payload = memoryview(frames[0])[ENVELOPE_SIZE:]
         try:
@@ -151,10 +163,6 @@ class Codec:
                 return msgspec.msgpack.Ext(_SLOT, meta + _SLOT_REF.pack(*place))
         if num_bytes > MAX_MESSAGE_BYTES:
             raise ValueError(_too_large(num_bytes))
-        if len(self._frames_out) == MAX_FRAMES:
-            raise ValueError(
-                f"more than {MAX_FRAMES} large arrays in one message; stack them, or send several messages."
-            )
         self._frames_out.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return msgspec.msgpack.Ext(_FRAME, meta + _FRAME_REF.pack(len(self._frames_out)))
 
@@ -216,13 +224,22 @@ def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, in
     The description is `its length u16, ndim u8, length of dtype u8, dtype, shape as u64 each`.
     """
     name = dtype.str.encode()
-    if dtype.hasobject or dtype.names is not None or len(name) > 255:
+    if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0 or len(name) > 255:
         raise TypeError(
             f"an array of dtype {dtype} cannot be sent; expected numbers, booleans, fixed-width text or datetimes."
+        )
+    if _is_empty_but_long(shape):
+        raise ValueError(
+            f"an empty array of shape {shape} cannot be sent; expected axes of at most {MAX_MESSAGE_BYTES}."
         )
     length = _META.size + len(name) + 8 * len(shape)
     meta = _META.pack(length, len(shape), len(name)) + name + struct.pack(f"<{len(shape)}Q", *shape)
     return meta, math.prod(shape) * dtype.itemsize
+
+
+def _is_empty_but_long(shape: tuple[int, ...]) -> bool:
+    """Whether an array without bytes has an axis over which a receiver could work for ever."""
+    return 0 in shape and max(shape) > MAX_MESSAGE_BYTES
 
 
 def _too_large(num_bytes: int) -> str:
@@ -241,9 +258,13 @@ def _known_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         dtype = np.dtype(meta[_META.size : _META.size + name_size].decode("ascii"))
     except (TypeError, ValueError, SyntaxError) as error:
         raise MalformedMessage(f"array of an unknown dtype: {error}.") from None
-    if dtype.hasobject or dtype.names is not None:
+    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None or dtype.itemsize == 0:
         raise MalformedMessage(f"array of dtype {dtype}.")
     shape = struct.unpack_from(f"<{ndim}Q", meta, _META.size + name_size)
+    if _is_empty_but_long(shape):
+        raise MalformedMessage(
+            f"array of shape {shape}, which is empty and has an axis of more than any array can have."
+        )
     return dtype, shape, math.prod(shape) * dtype.itemsize
 
 

@@ -45,6 +45,8 @@ from vla_rl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _PROBE_INTERVAL_S = 0.4
+_HANDSHAKE_WITHIN_MS = 10_000
+"""A connection whose peer has not shown a listed key by then is closed; until then it may hold one part of a message."""
 
 
 class HostServer:
@@ -54,7 +56,6 @@ class HostServer:
         address: `tcp://interface:port`; port 0 picks a free one.
         keys: the server's own.
         allowed: public keys of the clients.
-        max_message_bytes: a client that sends a larger frame is dropped.
         lost_after_s: as `RemoteHost.lost_after_s`, of a client's silence.
     """
 
@@ -64,12 +65,11 @@ class HostServer:
         keys: KeyPair,
         allowed: Collection[str],
         *,
-        max_message_bytes: int | None = None,
         lost_after_s: float = LOST_AFTER_S,
     ) -> None:
         require_silence(lost_after_s)
         self._lost_after_s = lost_after_s
-        self._bind_to, self._keys, self._allowed, self._max_bytes = address, keys, allowed, max_message_bytes
+        self._bind_to, self._keys, self._allowed = address, keys, allowed
         self._clients: dict[bytes, dict[int, ChildChannel]] = {}
         self._codec = Codec()
         self._observer = ProcessObserver(f"the host at {address}")
@@ -82,8 +82,7 @@ class HostServer:
         self._gatekeeper = Gatekeeper(self._context, self._allowed)
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         set_tcp_options(router, self._lost_after_s)
-        if self._max_bytes is not None:
-            router.setsockopt(zmq.MAXMSGSIZE, self._max_bytes)
+        router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_WITHIN_MS)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.curve_server = True
         router.curve_secretkey = self._keys.secret.encode()

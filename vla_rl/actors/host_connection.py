@@ -14,10 +14,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from vla_rl.actors.channel import Death, OnEnd, OnMessage
 from vla_rl.actors.codec import Codec
+from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
 from vla_rl.actors.placement import RemoteHost
 from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
 from vla_rl.actors.wire import (
-    MAX_MESSAGE_BYTES,
     Birth,
     DeathNotice,
     Frames,
@@ -38,7 +38,7 @@ def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
     """
     lost_after_ms = round(1000 * lost_after_s)
     lift_high_water_mark(socket)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_WIRE_FRAME_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, lost_after_ms // 3)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_after_ms)
 

@@ -19,8 +19,10 @@ from zmq.backend import zmq_poll
 
 from vla_rl.actors.wire import (
     BATCH_KIND,
+    BATCHED_BELOW,
     ENVELOPE_SIZE,
     MAGIC,
+    MOST_IN_BATCH,
     Frames,
     MalformedMessage,
     join_messages,
@@ -29,9 +31,6 @@ from vla_rl.actors.wire import (
 )
 
 _MESSAGES_A_TURN = 256
-_BATCHED_BELOW = 4096
-_MOST_IN_BATCH = 16
-"""A full batch leaves at once, so that the other side begins while this one is still at work."""
 _POLLIN, _POLLOUT, _NOBLOCK = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.NOBLOCK)
 
 
@@ -70,9 +69,9 @@ class MessageSocket:
         if not self.gathers:
             self._put(frames)
             self._open_turn()
-        elif len(frames) == 1 and not self._raw and len(frames[0]) < _BATCHED_BELOW:
+        elif len(frames) == 1 and not self._raw and len(frames[0]) < BATCHED_BELOW:
             self._batch.append(frames[0])
-            if len(self._batch) == _MOST_IN_BATCH:
+            if len(self._batch) == MOST_IN_BATCH:
                 self._flush()
         else:
             self._flush()

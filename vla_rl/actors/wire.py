@@ -2,11 +2,14 @@
 
     magic u8 | kind u8 | endpoint u16 | frames u16 | actor u32 | call u64        little endian
 
-`frames` is the number of frames that follow; a reader asks the socket for no more than that, which spares it a question.
+`frames` is the number of frames that follow; a reader asks the socket for no more than that, which spares it a question. A
+frame of `parts.PART_BYTES` or more travels as several.
 `actor` tells apart the actors behind one tcp connection; on a pipe of its own it is 0. `endpoint` is an index into the
 actor's table. For CREDIT it is the number of items granted.
 
-Small messages that are queued at the same moment travel as one BATCH: each behind its length as u32.
+Small messages that are queued at the same moment travel as one BATCH: each behind its length as u32. A batch holds at most
+`MOST_IN_BATCH` messages of less than `BATCHED_BELOW` bytes, none of them a batch; a reader refuses anything else, since
+splitting costs it far more than the bytes cost the sender.
 """
 
 import enum
@@ -23,7 +26,7 @@ MAX_FRAMES = 0xFFFF
 OWN_CALL = 0
 """Number of no call: what an actor says of itself, of its birth and of its end."""
 MAX_MESSAGE_BYTES = 1 << 30
-"""Largest single frame; a sender refuses to send more, a socket drops a peer that does."""
+"""Largest array, and largest payload without its arrays; a sender refuses to send more."""
 _NUM_FRAMES = struct.Struct("<H")
 
 Frames: TypeAlias = Sequence[Any]
@@ -115,7 +118,11 @@ def num_frames_after(head: Any) -> int:
 
 
 BATCH_KIND = int(Kind.BATCH)
+MOST_IN_BATCH = 16
+"""A full batch leaves at once, so that the other side begins while this one is still at work."""
+BATCHED_BELOW = 4096
 _LENGTH = struct.Struct("<I")
+_MAX_BATCH_BYTES = ENVELOPE_SIZE + MOST_IN_BATCH * (_LENGTH.size + BATCHED_BELOW)
 _BATCH_HEAD = ENVELOPE.pack(MAGIC, Kind.BATCH, 0, 0, 0, 0)
 
 
@@ -133,15 +140,23 @@ def is_batch(head: Any) -> bool:
 
 
 def split_messages(batch: Any) -> list[memoryview]:
-    """The messages of a BATCH. Raises: MalformedMessage where the lengths do not add up."""
-    view, position, messages = memoryview(batch), ENVELOPE_SIZE, []
+    """The messages of a BATCH. Raises: MalformedMessage for one that `join_messages` did not make of messages to batch."""
+    view, position = memoryview(batch), ENVELOPE_SIZE
+    messages: list[memoryview] = []
     end = len(view)
+    if end > _MAX_BATCH_BYTES:
+        raise MalformedMessage(f"batch of {end} bytes, expected at most {_MAX_BATCH_BYTES}.")
     while position < end:
+        if len(messages) == MOST_IN_BATCH:
+            raise MalformedMessage(f"batch of more than {MOST_IN_BATCH} messages.")
         begin = position + _LENGTH.size
         if begin > end:
             raise MalformedMessage("batch that ends within a length.")
         position = begin + _LENGTH.unpack_from(view, position)[0]
         if position > end:
             raise MalformedMessage(f"batch that ends within a message of {position - begin} bytes.")
-        messages.append(view[begin:position])
+        message = view[begin:position]
+        if is_batch(message):
+            raise MalformedMessage("batch within a batch.")
+        messages.append(message)
     return messages

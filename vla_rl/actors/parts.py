@@ -1,0 +1,53 @@
+"""Large frames travel in parts of a fixed size, so that no socket has to accept more than that at once.
+
+ZeroMQ allocates what a frame announces before it knows the peer, so its limit on the size of a frame is what a stranger's
+connection may cost. A part of exactly `PART_BYTES` is continued by the next frame; a shorter one, which may be empty, is the
+last.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vla_rl.actors.wire import MAX_MESSAGE_BYTES, Frames, MalformedMessage
+
+PART_BYTES = 1 << 18
+"""Large enough for a camera's picture, and for the costs of a frame not to matter beside those of encryption."""
+
+MAX_WIRE_FRAME_BYTES = PART_BYTES + 256
+"""Largest frame that a socket accepts: a part, and what CURVE adds to it."""
+
+
+def num_parts(num_bytes: int) -> int:
+    """Frames in which so many bytes travel."""
+    return num_bytes // PART_BYTES + 1
+
+
+def in_parts(frames: Sequence[Any]) -> list[Any]:
+    """Cut frames of at least `PART_BYTES` into parts. The bytes are not copied."""
+    return [part for frame in frames for part in _parts_of(frame)]
+
+
+def joined(frames: Frames) -> Frames:
+    """The frames that `in_parts` cut. Raises: MalformedMessage if the last part of one is missing, or one is too large."""
+    if not any(len(frame) == PART_BYTES for frame in frames):
+        return frames
+    whole, parts = [], []
+    for frame in frames:
+        parts.append(frame)
+        if len(frame) != PART_BYTES:
+            whole.append(parts[0] if len(parts) == 1 else b"".join(parts))
+            parts = []
+        elif len(parts) * PART_BYTES > MAX_MESSAGE_BYTES:
+            raise MalformedMessage(f"a frame of more than {MAX_MESSAGE_BYTES} bytes.")
+    if parts:
+        raise MalformedMessage(f"a frame whose last part is missing, after {len(parts)} parts.")
+    return whole
+
+
+def _parts_of(frame: Any) -> Iterator[Any]:
+    if len(frame) < PART_BYTES:
+        yield frame
+        return
+    view = memoryview(frame)
+    for begin in range(0, len(view) + 1, PART_BYTES):
+        yield view[begin : begin + PART_BYTES]
