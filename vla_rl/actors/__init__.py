@@ -1,6 +1,7 @@
 """Actors: classes whose public async methods are called the same way in this loop, a child process or another host."""
 
 from vla_rl.actors.actor import Actor, endpoint
+from vla_rl.actors.call_limit import CallLimit
 from vla_rl.actors.fanout import begin, call_all, call_any, call_as_completed, tell
 from vla_rl.actors.keys import make_keys, read_keys, read_public_key
 from vla_rl.actors.placement import (
@@ -22,6 +23,7 @@ from vla_rl.actors.wire import LagReport
 __all__ = [
     "Actor",
     "ActorInfo",
+    "CallLimit",
     "ChildProcess",
     "ForkServer",
     "InLoop",

@@ -7,6 +7,7 @@ import msgspec
 
 from vla_rl.actors import ChildProcess, ForkServer
 from vla_rl.actors.placement import FROZEN_AFTER_S, LEAST_FROZEN_AFTER_S
+from vla_rl.actors.room import require_room
 from vla_rl.simulation.learned_timeout import Leniency
 from vla_rl.simulation.preparation import prepare_hook
 from vla_rl.types import Config, EnvSpec
@@ -104,6 +105,13 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
         """How many of `num_envs` simulators live in each process."""
         per_process = self.envs_per_process
         return [min(per_process, num_envs - first) for first in range(0, num_envs, per_process)]
+
+    def require_room(self, num_processes: int) -> None:
+        """Check that this process's limits allow so many simulator processes. Raises: ConfigError; see `actors.room`."""
+        remedy = "take fewer processes (num_envs, or more envs_per_process)"
+        require_room(
+            num_processes, self.placement_of(0), beside=min(num_processes, self.concurrent_starts), remedy=remedy
+        )
 
     def leniency(self) -> Leniency:
         """Leniency of the learned timeouts of one pool."""

@@ -39,7 +39,8 @@ class SimulatorPool:
 
     Entering starts all processes and waits until they are up. A lease waits for a free simulator; it prefers one that
     holds the episode's environment already. More deaths in a short time than the config puts down to chance end the pool:
-    every waiting and later lease raises `EnvError` with the last of them.
+    every waiting and later lease raises `EnvError` with the last of them. Limits on open files and address space that leave
+    no room for the processes are refused with `ConfigError` on entering.
 
     Args:
         runtime: owns the processes.
@@ -67,6 +68,7 @@ class SimulatorPool:
         self._wait_s = 0.0
 
     async def __aenter__(self) -> Self:
+        self._config.require_room(len(self._benches))
         await self._group.__aenter__()
         self._keepers = [
             self._group.create_task(self._keep(bench), name=f"keeper of {self._name}-{bench.index}")

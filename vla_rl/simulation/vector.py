@@ -49,7 +49,8 @@ def make_vec(
         config: timeouts, environment variables, and how many copies share a process, which steps them all for one message;
             its `num_envs` does not matter.
 
-    Raises: EnvError where the environment cannot be built, ActorDied where a process does not come up.
+    Raises: EnvError if the environment cannot be built, ActorDied if a process does not come up, ConfigError if this
+        process's limits on open files or address space leave no room for them.
     """
     spec = EnvSpec(id=env) if isinstance(env, str) else env
     return ProcessVectorEnv(spec, num_envs, copy, AutoresetMode(autoreset_mode), config or SimulatorConfig())
@@ -171,6 +172,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
 
     async def _start(self, env: EnvSpec, config: SimulatorConfig) -> tuple[list[SimulatorProcess], EnvDescription]:
         """All processes with all environments built, and what these are like."""
+        sizes = config.envs_of_processes(self.num_envs)
+        config.require_room(len(sizes))
         starting, leniency = asyncio.Semaphore(config.concurrent_starts), config.leniency()
 
         async def start(index: int, num_envs: int) -> tuple[SimulatorProcess, EnvDescription]:
@@ -187,7 +190,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
                 descriptions = await all_of(simulator.open(env) for simulator in process.simulators)
                 return process, descriptions[0]
 
-        started = await all_of(start(*each) for each in enumerate(config.envs_of_processes(self.num_envs)))
+        started = await all_of(start(*each) for each in enumerate(sizes))
         return [process for process, _ in started], started[0][1]
 
     async def _share_batch(self) -> None:
