@@ -68,11 +68,6 @@ def test_the_largest_batch_that_a_sender_gathers_is_split() -> None:
     assert [bytes(part) for part in split_messages(join_messages(messages))] == messages
 
 
-def test_a_batch_within_a_batch_is_refused() -> None:
-    with pytest.raises(MalformedMessage, match="batch within a batch"):
-        split_messages(join_messages([HEAD, join_messages([HEAD])]))
-
-
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_batch_or_refused(content: bytes) -> None:
     try:

@@ -120,6 +120,35 @@ async def test_a_step_that_never_returns_is_ended_by_what_earlier_steps_took(
         await play(pool, episode(0, "vla_rl/faulty-v0", **hangs))
 
 
+HANGS_IN_NATIVE_CODE = """
+import re
+import gymnasium
+from vla_rl.envs.toy.reach import ToyReachEnv
+
+class HangsInNativeCode(ToyReachEnv):
+    def __init__(self, at_step):
+        super().__init__(step_limit=1000)
+        self.at_step = at_step
+
+    def step(self, action):
+        if self._num_steps == self.at_step:
+            re.match("(a+)+$", 64 * "a" + "b")  # takes an age, and never lets go of the interpreter
+        return super().step(action)
+
+gymnasium.register(id="test/hangs-v0", entry_point="hangs_in_native_code:HangsInNativeCode")
+"""
+
+
+async def test_native_code_that_never_lets_go_of_the_interpreter_is_ended_too(
+    runtime: Runtime, episode: Episode, import_folder: Path
+) -> None:
+    (import_folder / "hangs_in_native_code.py").write_text(HANGS_IN_NATIVE_CODE)
+    config = SimulatorConfig(num_envs=1, learned_timeout_floor_s=0.5, step_timeout_s=3600, reset_timeout_s=3600)
+    async with asyncio.timeout(90), SimulatorPool(runtime, config) as pool:
+        with pytest.raises(ActorFrozen, match=r"step did not answer within .* \(learned_timeout_factor is 20, .* took"):
+            await play(pool, episode(0, "hangs_in_native_code:test/hangs-v0", at_step=ENOUGH_STEPS))
+
+
 async def play(pool: SimulatorPool, spec: EpisodeSpec) -> None:
     async with pool.lease(spec) as env:
         await env.reset()

@@ -76,7 +76,8 @@ class Codec:
             self._undo_encoding()
             raise TypeError(f"{label}: {_too_large(len(payload))}")
         if not self._frames_out and len(payload) < _WHOLE_BELOW:
-            self._slots_taken.clear()
+            if self._slots_taken:
+                self._slots_taken.clear()
             return [ENVELOPE.pack(MAGIC, kind, endpoint, 0, actor, call) + payload]
         sizes = (ENVELOPE_SIZE + len(payload), *(len(frame) for frame in self._frames_out))
         num_frames = sum(map(num_parts, sizes))

@@ -15,8 +15,10 @@ class PendingCall:
     """Waits for one answer.
 
     `since` is when it was sent (time.monotonic seconds). `task` is who waits; None for `tell`. `limit` sets its deadline by
-    earlier calls, of which it is `num_units`.
+    earlier calls, given its work of `num_units`, which stands beside a limit only.
     """
+
+    num_units: int
 
     __slots__ = ("deadline_s", "decoder", "endpoint", "future", "limit", "num_units", "since", "task")
 
@@ -32,7 +34,6 @@ class PendingCall:
         self.since = time.monotonic()
         self.deadline_s: float | None = None
         self.limit: CallLimit | None = None
-        self.num_units = 1
 
     @property
     def endpoint_name(self) -> str:

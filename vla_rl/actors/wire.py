@@ -8,8 +8,8 @@ frame of `parts.PART_BYTES` or more travels as several.
 actor's table. For CREDIT it is the number of items granted.
 
 Small messages that are queued at the same moment travel as one BATCH: each behind its length as u32. A batch holds at most
-`MOST_IN_BATCH` messages of less than `BATCHED_BELOW` bytes, none of them a batch; a reader refuses anything else, since
-splitting costs it far more than the bytes cost the sender.
+`MOST_IN_BATCH` messages of less than `BATCHED_BELOW` bytes; a reader refuses anything else, since splitting costs it far
+more than the bytes cost the sender.
 """
 
 import enum
@@ -146,17 +146,16 @@ def split_messages(batch: Any) -> list[memoryview]:
     end = len(view)
     if end > _MAX_BATCH_BYTES:
         raise MalformedMessage(f"batch of {end} bytes, expected at most {_MAX_BATCH_BYTES}.")
-    while position < end:
-        if len(messages) == MOST_IN_BATCH:
-            raise MalformedMessage(f"batch of more than {MOST_IN_BATCH} messages.")
+    for _ in range(MOST_IN_BATCH):
+        if position >= end:
+            return messages
         begin = position + _LENGTH.size
         if begin > end:
             raise MalformedMessage("batch that ends within a length.")
         position = begin + _LENGTH.unpack_from(view, position)[0]
         if position > end:
             raise MalformedMessage(f"batch that ends within a message of {position - begin} bytes.")
-        message = view[begin:position]
-        if is_batch(message):
-            raise MalformedMessage("batch within a batch.")
-        messages.append(message)
+        messages.append(view[begin:position])
+    if position < end:
+        raise MalformedMessage(f"batch of more than {MOST_IN_BATCH} messages.")
     return messages
