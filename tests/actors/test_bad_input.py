@@ -99,7 +99,7 @@ async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(caplog
         codec.encode(Kind.CREDIT, 3, 0, 5, None, "credit"),
         codec.encode(Kind.CANCEL, 0, 0, 5, None, "cancel"),
     ]
-    keep_off = {Kind.STOP, *(name_of[name] for name in ("block", "say_and_exit", "wait_for_gate"))}
+    keep_off = {Kind.STOP, *(name_of[name] for name in ("block", "work", "say_and_exit", "wait_for_gate"))}
     memory_before = 0
     for number in range(100_000):
         if number == 20_000:

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hooks import Heir
+from pace import at_some_pace
 from processes import children_of, processes_of_session
 from sample_actors import Counter
 
@@ -21,6 +23,7 @@ from vla_rl.actors import (
     RemoteHost,
     RestartPolicy,
     Runtime,
+    child_process,
     make_keys,
     read_keys,
 )
@@ -39,24 +42,23 @@ async def runtime() -> AsyncIterator[Runtime]:
         yield opened
 
 
-@pytest.mark.parametrize("start", ["fresh", "forked", "another interpreter"])
-async def test_a_stopped_process_fails_a_call_that_has_no_deadline(
-    runtime: Runtime, start: str, program_environment: dict[str, str]
+async def test_stopped_processes_fail_calls_that_have_no_deadline_however_they_were_started(
+    runtime: Runtime, program_environment: dict[str, str]
 ) -> None:
     env = {"PYTHONPATH": program_environment["PYTHONPATH"]}
-    placement = {
-        "fresh": ChildProcess(frozen_after_s=1.0),
-        "forked": FORKED,
-        "another interpreter": ChildProcess(python=sys.executable, env=env, frozen_after_s=1.0),
-    }[start]
-    counter = await runtime.spawn(Counter, name="env-3", placement=placement)
-    call = asyncio.create_task(counter.wait_for_gate("caller"))
-    await counter.cancelled()  # a concurrent endpoint: its answer says that the call before it has arrived
-    pid = runtime.info(counter).pid
-    os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(ActorFrozen, match=r"it was stopped by a signal for \d\.\d s, so it was killed") as raised:
-        await call
-    assert (raised.value.name, raised.value.pid) == ("env-3", pid)
+    elsewhere = ChildProcess(python=sys.executable, env=env, frozen_after_s=1.0)
+    placements = {"fresh": ChildProcess(frozen_after_s=1.0), "forked": FORKED, "elsewhere": elsewhere}
+    calls = {}
+    for name, placement in placements.items():
+        counter = await runtime.spawn(Counter, name=name, placement=placement)
+        calls[name] = asyncio.create_task(counter.wait_for_gate("caller")), runtime.info(counter).pid
+        await counter.cancelled()  # a concurrent endpoint: its answer says that the call before it has arrived
+    for _, pid in calls.values():
+        os.kill(pid, signal.SIGSTOP)
+    for name, (call, pid) in calls.items():
+        with pytest.raises(ActorFrozen, match=r"it was stopped by a signal for \d\.\d s, so it was killed") as raised:
+            await call
+        assert (raised.value.name, raised.value.pid) == (name, pid)
 
 
 async def test_a_process_that_is_stopped_while_idle_is_replaced(runtime: Runtime) -> None:
@@ -70,8 +72,9 @@ async def test_a_process_that_is_stopped_while_idle_is_replaced(runtime: Runtime
 
 
 async def test_a_process_whose_native_code_waits_for_ever_with_the_interpreter_held_is_killed(
-    runtime: Runtime,
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(child_process, "_SILENT_TIMES", 2.0)
     heir = await runtime.spawn(Heir, placement=FORKED)
     with pytest.raises(ActorFrozen, match=r"it gave no sign of life for \d\.\d s and used no CPU time"):
         await heir.hold_the_interpreter()
@@ -146,31 +149,46 @@ async def test_a_fork_server_that_waits_in_a_hook_is_left_alone(runtime: Runtime
 # ---- all at once, and one alone
 
 
-Ask = Callable[[], list[str]]
+class Program:
+    """The program under test: its pid, its actors' pids, and rounds of calls."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self.pid, *self.actors = [int(word) for word in self._stdout.readline().split()]
+
+    def begin_calls(self, takes_s: float = 0.0) -> None:
+        """Call every actor; returns when the calls are on their way."""
+        print(takes_s, file=self._stdin, flush=True)
+        assert self._stdout.readline() == "calling\n"
+
+    def answers(self) -> list[str]:
+        """How they ended."""
+        return self._stdout.readline().split()
+
+    def stand_still(self, seconds: float) -> None:
+        """Stop all of its processes, as Ctrl-Z does, and continue them later, as fg does."""
+        stopped = list(processes_of_session(self.pid))
+        os.killpg(self.pid, signal.SIGSTOP)
+        until_stopped(stopped)
+        time.sleep(seconds)
+        os.killpg(self.pid, signal.SIGCONT)
 
 
-@pytest.fixture
-def program(program_environment: dict[str, str]) -> Iterator[tuple[list[int], Ask]]:
-    """Its pid and its actors', and a round of calls."""
+@contextmanager
+def running_program(environment: dict[str, str], *arguments: str) -> Iterator[Program]:
+    command = [sys.executable, str(PROGRAM), *arguments]
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM)],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=program_environment,
+        env=environment,
         start_new_session=True,
-    ) as opened:
-        assert opened.stdin is not None
-        assert opened.stdout is not None
-        stdin, stdout = opened.stdin, opened.stdout
-        pids = [int(word) for word in stdout.readline().split()]
-
-        def ask() -> list[str]:
-            print(file=stdin, flush=True)
-            return stdout.readline().split()
-
-        yield pids, ask
-        opened.kill()
+    ) as process:
+        yield Program(process)
+        process.kill()
 
 
 def until_stopped(pids: list[int]) -> None:
@@ -179,27 +197,29 @@ def until_stopped(pids: list[int]) -> None:
             time.sleep(0.01)
 
 
-def test_a_program_that_stands_still_as_a_whole_goes_on_with_all_of_its_processes(
-    program: tuple[list[int], Ask],
+async def test_a_program_that_stands_still_as_a_whole_loses_no_process_and_no_call(
+    program_environment: dict[str, str],
 ) -> None:
-    (own, *actors), ask = program
-    assert ask() == [str(pid) for pid in actors]
-    stopped = list(processes_of_session(own))
-    os.killpg(own, signal.SIGSTOP)  # as Ctrl-Z does
-    until_stopped(stopped)
-    time.sleep(2.5)  # more than twice as long as a process alone would have
-    os.killpg(own, signal.SIGCONT)  # as fg does
-    assert ask() == [str(pid) for pid in actors]
+    async def stand_still_in_a_call(scale: float) -> None:
+        with running_program(program_environment, str(2.0 * scale)) as program:  # the deadline of each call
+            program.begin_calls(1.5 * scale)
+            program.stand_still(2.5 * scale)  # more than twice as long as one of its processes alone would have
+            assert program.answers() == [str(pid) for pid in program.actors]
+
+    await at_some_pace(stand_still_in_a_call)
 
 
-def test_one_process_that_stands_still_is_the_only_one_that_is_killed(program: tuple[list[int], Ask]) -> None:
-    (own, *actors), ask = program
-    fork_server = next(iter(children_of(own) - set(actors)))
-    os.kill(actors[1], signal.SIGSTOP)
-    assert ask() == [str(actors[0]), "ActorFrozen", str(actors[2])]
-    os.kill(own, signal.SIGSTOP)  # the observer alone: its children go on
-    until_stopped([own])
-    time.sleep(1.5)
-    os.kill(own, signal.SIGCONT)
-    assert ask() == [str(actors[0]), "ActorFrozen", str(actors[2])]
-    assert fork_server in children_of(own)
+def test_one_process_that_stands_still_is_the_only_one_that_is_killed(program_environment: dict[str, str]) -> None:
+    with running_program(program_environment) as program:
+        one, other, third = map(str, program.actors)
+        fork_server = next(iter(children_of(program.pid) - set(program.actors)))
+        os.kill(int(other), signal.SIGSTOP)
+        program.begin_calls()
+        assert program.answers() == [one, "ActorFrozen", third]
+        os.kill(program.pid, signal.SIGSTOP)  # the observer alone: its children go on
+        until_stopped([program.pid])
+        time.sleep(1.5)
+        os.kill(program.pid, signal.SIGCONT)
+        program.begin_calls()
+        assert program.answers() == [one, "ActorFrozen", third]
+        assert fork_server in children_of(program.pid)

@@ -77,6 +77,9 @@ def test_a_process_that_a_debugger_holds_is_not_called_stopped(sleeper: "subproc
 
 def test_a_process_that_is_gone_is_not_called_frozen(sleeper: "subprocess.Popen[bytes]") -> None:
     eye = ProcessEye(sleeper.pid)
+    until(eye, ProcessState.ASLEEP)
     sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # ended, and not reaped yet
+    assert eye.look() is ProcessState.RUNNING
     sleeper.wait()
     assert eye.look() is ProcessState.RUNNING

@@ -148,7 +148,7 @@ async def test_a_process_that_never_answers_is_killed_at_its_deadline(
     config = SimulatorConfig(step_timeout_s=0.3, reset_timeout_s=reset_timeout_s, frozen_after_s=None)
     async with asyncio.timeout(30), open_env(runtime, faulty(fault, at_step), config) as env:
         pid = env.process.pid
-        with pytest.raises(ActorFrozen, match=r"did not answer within (0\.3|5\.0) s"):
+        with pytest.raises(ActorFrozen, match=r"did not answer within (0\.3|5) s"):
             await reset_and_step(env)
         await env.close()
         with pytest.raises(ProcessLookupError):

@@ -180,6 +180,10 @@ class ActorClient:
             if not pending.future.cancel() and not pending.future.cancelled():
                 pending.future.exception()  # seen, or of no interest to anybody any more
 
+    def forgive(self, lost_s: float) -> None:
+        """Count the last `lost_s` seconds, in which our loop stood still, for no call's deadline."""
+        self._deadlines.forgive(lost_s)
+
     async def loop_lag(self) -> LagReport:
         """How late the actor's loop runs its timers. Raises: TimeoutError where it does not say; ActorDied.
 
@@ -443,7 +447,7 @@ class ActorClient:
             pending.deadline_s = deadline_s  # its limit has learnt since
             self._deadlines.expect_by(_now())
             return
-        cause = f"{pending.endpoint_name} did not answer within {pending.deadline_s} s"
+        cause = f"{pending.endpoint_name} did not answer within {pending.deadline_s:.4g} s"
         if pending.limit is not None and pending.deadline_s != self._deadlines_s[pending.endpoint.index]:
             cause += f" ({pending.limit.note_overdue(pending.num_units)})"
         self.disconnect(Death(channel.pid, cause, frozen=True), State.RESTARTING)
@@ -453,7 +457,7 @@ class ActorClient:
         """The endpoint's deadline, or what the call's limit says now if that is shorter."""
         deadline_s = self._deadlines_s[pending.endpoint.index]
         learnt_s = pending.limit.limit_s(pending.num_units) if pending.limit is not None else None
-        return min((each for each in (deadline_s, learnt_s) if each is not None), default=None)
+        return learnt_s if deadline_s is None or (learnt_s is not None and learnt_s < deadline_s) else deadline_s
 
     def _refuse_inside_stream(self, pending: PendingCall) -> None:
         """End a call, and the stream before it, that wait for each other; the actor is not to blame."""

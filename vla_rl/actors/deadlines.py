@@ -68,12 +68,19 @@ class DeadlineWatch:
             self._timer = None
         self.next_look = math.inf
 
+    def forgive(self, lost_s: float) -> None:
+        """Count the last `lost_s` seconds for no call: our loop stood still, and perhaps the actor with it."""
+        now = time.monotonic()
+        for pending in self._calls().values():
+            pending.since = min(now, pending.since + lost_s)
+        self.answered_at = min(now, self.answered_at + lost_s)
+
     def _check(self, confirmed: bool = False) -> None:
         """Tell of an overdue call; otherwise look again when one may be.
 
         Our own loop may have been busy for longer than the deadline, with the answer waiting in the socket: look there
-        first, and let the loop take a turn before the actor is called frozen. Where all of the machine stood still, the
-        actor has lost as much time as this timer, and gets it again, up to a second.
+        first, and let the loop take a turn before the actor is called frozen. If the loop stood still for longer than a
+        second, `forgive` follows within the second for which this waits then.
         """
         late_s = time.monotonic() - self.next_look
         self._timer, self.next_look = None, math.inf

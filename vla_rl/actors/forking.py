@@ -33,6 +33,7 @@ from vla_rl.actors.fork_protocol import (
     socket_pair,
 )
 from vla_rl.actors.forked_process import ForkedProcess
+from vla_rl.actors.loop_lag import LOST_FROM_S
 from vla_rl.actors.observer import ProcessObserver, Watched
 from vla_rl.actors.placement import ChildProcess, ForkServer
 from vla_rl.actors.readiness import is_ready
@@ -223,15 +224,19 @@ class ForkServerProcess:
 
     def _time_out_after(self, seconds: float) -> None:
         self._cancel_timer()
-        self._timer = self._loop.call_later(seconds, self._on_overdue, seconds)
+        self._timer = self._loop.call_later(seconds, self._on_overdue, seconds, self._loop.time() + seconds)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _on_overdue(self, seconds: float) -> None:
-        """It took too long: the one cure is to kill it."""
+    def _on_overdue(self, seconds: float, due: float) -> None:
+        """Kill the server, which took too long; unless our loop stood still, and perhaps the server with it."""
+        late_s = self._loop.time() - due
+        if late_s >= LOST_FROM_S:
+            self._time_out_after(min(late_s, seconds))
+            return
         self._overdue = f"{self._at_work_on} did not end within {seconds:g} s; it was killed"
         self.kill()
 

@@ -108,11 +108,11 @@ class HostServer:
     ) -> None:
         self._probing.cancel()
         await asyncio.wait([self._probing])
+        self._observer.close()
         children = [child for actors in self._clients.values() for child in actors.values()]
         for child in children:
             child.kill()
         await asyncio.gather(*(child.until_gone() for child in children))
-        self._observer.close()
         self._socket.close(linger_ms=500)
         self._gatekeeper.close()
         self._context.term()

@@ -2,17 +2,25 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from vla_rl.actors.wire import LagReport
 
 _INTERVAL_S = 0.1
 _NUM_SAMPLES = 600
+LOST_FROM_S = 1.0
+"""A lag from which on the loop counts as having stood still, as it does after Ctrl-Z and on a suspended machine."""
 
 
 class LoopLag:
-    """Samples the running loop ten times a second and remembers the last minute; costs about 2 µs a sample."""
+    """Samples the running loop ten times a second and remembers the last minute; costs about 2 µs a sample.
 
-    def __init__(self) -> None:
+    Args:
+        on_lost: called with the seconds for which the loop has just stood still, if that was a second or more.
+    """
+
+    def __init__(self, on_lost: Callable[[float], None] = lambda lost_s: None) -> None:
+        self._on_lost = on_lost
         self._samples: deque[float] = deque(maxlen=_NUM_SAMPLES)
         self._loop = asyncio.get_running_loop()
         self._due = self._loop.time() + _INTERVAL_S
@@ -34,6 +42,9 @@ class LoopLag:
 
     def _sample(self) -> None:
         now = self._loop.time()
-        self._samples.append(max(0.0, now - self._due))
+        lag_s = max(0.0, now - self._due)
+        self._samples.append(lag_s)
+        if lag_s >= LOST_FROM_S:
+            self._on_lost(lag_s)
         self._due = now + _INTERVAL_S
         self._timer = self._loop.call_at(self._due, self._sample)

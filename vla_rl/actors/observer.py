@@ -1,4 +1,4 @@
-"""Finds frozen processes of one runtime: a thread of its own looks at all of them twice a second.
+"""Find the frozen processes of one runtime: a thread of its own looks at all of them twice a second.
 
 A look at a process that beats is a read of shared memory; only one that has missed a beat costs system calls. The loop is
 woken for a frozen process alone, and looks once more before anything is done about it.
@@ -33,7 +33,7 @@ class Watched:
     on_frozen: Callable[[str], None]
     """Called on the loop, once, with a description of what was seen; has to kill the process."""
     is_reported: bool = field(init=False, default=False)
-    """Whether the loop has been told and not looked yet."""
+    """Whether the loop was notified and has not looked yet."""
     _heartbeat: Heartbeat = field(init=False)
     _eye: ProcessEye | None = field(init=False, default=None)
     _last_beat: int = field(init=False, default=-1)

@@ -11,6 +11,7 @@ from vla_rl.actors.heartbeat import ProcessState
 _STATE, _USER_TIME, _SYSTEM_TIME = 0, 11, 12  # after the name, which may hold spaces and parentheses itself
 _AT_WORK = ("R", "D")
 """Running or waiting for a core; waiting for a disk or a driver, which no signal ends."""
+_ENDED = ("Z", "X")
 
 
 class ProcessEye:
@@ -22,10 +23,10 @@ class ProcessEye:
         self._cpu_ticks = -1
 
     def look(self) -> ProcessState:
-        """Its state now. A process that is gone, or cannot be looked at, counts as running: its end is noticed elsewhere."""
+        """Read its state. A process that has ended, or cannot be read, counts as running: its end is noticed elsewhere."""
         try:
             return self._look()
-        except (OSError, IndexError):  # its files are gone, or empty while it ends
+        except (OSError, IndexError, ValueError):  # its files are gone, or empty while it ends
             return ProcessState.RUNNING
 
     def _look(self) -> ProcessState:
@@ -33,7 +34,7 @@ class ProcessEye:
         if state in ("T", "t"):
             return ProcessState.TRACED if state == "t" or self._is_traced() else ProcessState.STOPPED
         has_worked, self._cpu_ticks = cpu_ticks > self._cpu_ticks, cpu_ticks
-        if has_worked or state in _AT_WORK or any(thread in _AT_WORK for thread in self._states_of_threads()):
+        if has_worked or state in _AT_WORK + _ENDED or any(thread in _AT_WORK for thread in self._states_of_threads()):
             return ProcessState.RUNNING
         return ProcessState.TRACED if self._is_traced() else ProcessState.ASLEEP
 

@@ -102,7 +102,7 @@ class Runtime:
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         self._context = zmq.Context()
-        self._lag = LoopLag()
+        self._lag = LoopLag(self._forgive)
         self._waits_token = add_source(self._waits)
         return self
 
@@ -241,6 +241,10 @@ class Runtime:
     async def kill(self, actor: Actor) -> None:
         """End an actor at once and for good, whatever its restart policy. Pending and later calls raise ActorDied."""
         await self._find(actor).supervisor.kill()
+
+    def _forgive(self, lost_s: float) -> None:
+        for record in self._living:
+            record.client.forgive(lost_s)
 
     def _waits(self) -> list[Wait]:
         """Who waits for answers, asked from the watchdog's thread."""

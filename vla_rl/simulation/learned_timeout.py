@@ -39,7 +39,10 @@ class Leniency:
 
     def timeout_s(self, slowest_s: float) -> float | None:
         """Longest time for work that took `slowest_s` at the most until now; None if nothing is learnt."""
-        return None if self.factor is None else round(self._times * max(self.floor_s, self.factor * slowest_s), 2)
+        if self.factor is None:
+            return None
+        timeout_s = self.factor * slowest_s
+        return self._times * (timeout_s if timeout_s > self.floor_s else self.floor_s)
 
     def note_overdue(self) -> None:
         """Make all timeouts longer: one has fired, and may have been wrong."""
@@ -73,7 +76,7 @@ class LearnedTimeout:
     @property
     def slowest_s(self) -> float:
         """Longest time that one unit took, in the last `REMEMBERED` calls or more."""
-        return max(self._slowest_s, self._slowest_before_s)
+        return self._slowest_s if self._slowest_s > self._slowest_before_s else self._slowest_before_s
 
     def timeout_s(self, num_units: int) -> float | None:
         """Longest time for a call of so many units; None if too few were seen, or none is to be learnt."""
@@ -84,10 +87,11 @@ class LearnedTimeout:
         self._num_seen += 1
         if self._num_seen % REMEMBERED == 0:
             self._slowest_before_s, self._slowest_s = self._slowest_s, 0.0
-        self._slowest_s = max(self._slowest_s, seconds / num_units)
+        if seconds > self._slowest_s * num_units:
+            self._slowest_s = seconds / num_units
         if self._num_seen == self._enough and self._leniency.factor is not None:
             logger.info(
-                "simulator %s: a %s may take %s s: %s.", self._process, self._unit, self.timeout_s(1), self._why()
+                "simulator %s: a %s may take %.4g s: %s.", self._process, self._unit, self.timeout_s(1), self._why()
             )
 
     def note_overdue(self, num_units: int) -> str:
