@@ -71,7 +71,8 @@ class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
 
     frozen_after_s: float | None = FROZEN_AFTER_S
     """A process that a signal has stopped for this long (s, at least 1) is killed as frozen; so is one that sleeps for five
-    times as long although it should beat (see `vla_rl.actors.heartbeat`). None leaves both to the calls' deadlines."""
+    times as long although it should beat (see `vla_rl.actors.heartbeat`). None leaves both to the calls' deadlines. A fork
+    server is observed as the placement that it was started for."""
 
     def __post_init__(self) -> None:
         if self.shared_memory_mib < 0:
