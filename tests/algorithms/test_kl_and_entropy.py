@@ -55,6 +55,16 @@ def test_far_policies_stay_finite() -> None:
         assert found.item() == 0.0
 
 
+def test_half_precision_log_probs_give_float32_estimates() -> None:
+    log_prob, reference = (torch.tensor([value], dtype=torch.bfloat16) for value in (-1.0, -1.0078125))
+    for estimator in KL_ESTIMATORS.values():
+        found, exact = estimator(log_prob, reference), estimator(log_prob.double(), reference.double())
+        assert found.dtype is torch.float32
+        torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-7)
+    weighted = importance_weighted_k3(log_prob, reference, reference)
+    assert weighted.dtype is torch.float32
+
+
 def test_k3_plus_has_the_value_of_k3_and_the_gradient_of_k2() -> None:
     log_prob = torch.tensor([0.0, -2.0], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.5, -2.5], dtype=torch.float64)

@@ -196,6 +196,22 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_split(name, mode, seed
     assert found_metrics == pytest.approx(expected_metrics, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("config", ALL, ids=name_of)
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_log_probs_are_computed_with_in_float32(config, half) -> None:
+    exact = random_batch()
+    names = ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob", "advantage")
+    rounded = {name: getattr(exact, name).detach().to(half) for name in names}
+    config = msgspec.structs.replace(config, kl=KlLossConfig(coef=0.1))
+    loss, leaf = policy_loss(config), rounded["log_prob"].requires_grad_()
+    losses, _ = loss(dataclasses.replace(exact, **rounded))
+    whole = {name: tensor.detach().float() for name, tensor in rounded.items()}
+    same = dataclasses.replace(exact, **(whole | {"log_prob": whole["log_prob"].requires_grad_()}))
+    torch.testing.assert_close(losses, loss(same)[0], rtol=0, atol=0)
+    (found,) = torch.autograd.grad(losses.sum(), leaf)
+    torch.testing.assert_close(found, gradient(loss, same).to(half), rtol=0, atol=0)
+
+
 def test_longer_padding_changes_nothing_but_zeros() -> None:
     batch = random_batch(3, 4)
     wider = TokenBatch(

@@ -13,6 +13,7 @@ from vla_rl.algorithms.losses import (
     TokenBatch,
     chosen_tokens,
     policy_loss,
+    sequence_drift,
     sequence_log_ratio,
 )
 
@@ -179,11 +180,26 @@ def test_a_rare_token_may_double_its_ratio_under_dppo_but_not_under_ppo() -> Non
     assert loss_of("ppo")(batch)[0].item() == pytest.approx(-1.28)
 
 
-def test_ipo_drops_on_both_sides_whatever_the_advantage() -> None:
-    batch = probabilities((0.8, 0.2, 0.6), (0.5, 0.5, 0.5), (-1.0, 1.0, 1.0))
-    losses, diagnostics = loss_of("ipo")(batch)
-    torch.testing.assert_close(losses, row(0.0, 0.0, -1.2))
+def test_ipo_drops_on_both_sides_whatever_the_advantage_and_pulls_every_token_back() -> None:
+    # p - q = 0.12, -0.12, 0.08; prime-rl's threshold is 0.1
+    batch = probabilities((0.62, 0.38, 0.58), (0.5, 0.5, 0.5), (-1.0, 1.0, 1.0))
+    losses, diagnostics = loss_of("ipo", penalty_coef=0.1)(batch)
+    pulls = [0.1 * math.log(ratio) ** 2 for ratio in (1.24, 0.76, 1.16)]
+    torch.testing.assert_close(losses, row(pulls[0], pulls[1], -1.16 + pulls[2]))
     assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(2 / 3)
+
+
+def test_ipo_takes_other_thresholds_and_does_without_the_pull() -> None:
+    batch = probabilities((0.8, 0.2, 0.62), (0.5, 0.5, 0.5), (-1.0, 1.0, 1.0))
+    wide = loss_of("ipo", probability_low=0.2, probability_high=0.2, penalty_coef=0.0)
+    torch.testing.assert_close(wide(batch)[0], row(0.0, 0.0, -1.24))
+    uneven = loss_of("ipo", probability_low=0.1, probability_high=0.4, penalty_coef=0.0)
+    torch.testing.assert_close(uneven(batch)[0], row(1.6, 0.0, -1.24))
+
+
+def test_ipo_teaches_where_every_advantage_is_zero_as_long_as_it_pulls() -> None:
+    assert PolicyLossConfig(name="ipo").has_terms_without_advantage
+    assert not PolicyLossConfig(name="ipo", penalty_coef=0.0).has_terms_without_advantage
 
 
 def test_icepop_is_zero_outside_of_its_interval_of_ratios() -> None:
@@ -202,6 +218,50 @@ def test_opsm_drops_bad_sequences_that_the_policy_has_left() -> None:
     losses, diagnostics = loss_of("opsm", max_sequence_kl=0.1)(batch)
     torch.testing.assert_close(losses, torch.cat([row(0.0, 0.0), row(2.0, 1.0), row(-0.5, -1.0)]))
     assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(1 / 3)
+
+
+def drifted(sampler: float, proximal: float) -> TokenBatch:
+    """One bad sequence of two tokens, each of log-prob -1 now."""
+    return TokenBatch(
+        log_prob=row(-1.0, -1.0).requires_grad_(),
+        behavior_log_prob=row(sampler, sampler),
+        advantage=row(-1.0, -1.0),
+        mask=torch.ones(1, 2, dtype=torch.bool),
+        proximal_log_prob=row(proximal, proximal),
+    )
+
+
+def test_opsm_measures_the_drift_from_the_policy_that_sampled_also_under_a_correction() -> None:
+    corrected = loss_of("opsm", max_sequence_kl=0.5, correction=CorrectionConfig(truncate="token"))
+    far_from_the_engine, far_from_the_trainer = drifted(-0.3, -1.0), drifted(-1.0, -0.3)
+    assert not corrected(far_from_the_engine)[0].any()
+    assert corrected(far_from_the_trainer)[0].all()
+    # the ratio of the surrogate is against the trainer's own log-probs, the rest is the weight exp(-0.7)
+    near = loss_of("opsm", max_sequence_kl=0.8, correction=CorrectionConfig(truncate="token"))
+    torch.testing.assert_close(near(far_from_the_engine)[0], row(*[math.exp(-0.7)] * 2))
+
+
+def test_by_default_opsm_drops_nothing_that_is_only_rounding_and_what_has_lost_a_tenth() -> None:
+    noise = 0.03 * torch.randn(1000, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    behavior = torch.full((1000, 7), -1.0, dtype=torch.float64)
+    mask = torch.ones(1000, 7, dtype=torch.bool)
+    bad = -torch.ones(1000, 1, dtype=torch.float64)
+    _, told = loss_of("opsm")(TokenBatch(behavior + noise, behavior, bad, mask))
+    assert told.metrics()["dropped_fraction"] == 0.0
+    _, told = loss_of("opsm")(TokenBatch(behavior - 0.11, behavior, bad, mask))
+    assert told.metrics()["dropped_fraction"] == 1.0
+
+
+def test_the_drift_of_a_sequence_is_the_mean_over_all_its_rows() -> None:
+    batch = TokenBatch(
+        log_prob=torch.cat([row(-1.3, -1.9), row(-1.6, 9.0), row(-0.5, 9.0)]),
+        behavior_log_prob=torch.full((3, 2), -1.0, dtype=torch.float64),
+        advantage=torch.ones(3, 1, dtype=torch.float64),
+        mask=torch.tensor([[True, True], [True, False], [True, False]]),
+    )
+    told = sequence_drift(batch, torch.tensor([7, 7, 3]))
+    torch.testing.assert_close(told, torch.tensor([[0.6], [0.6], [-0.5]], dtype=torch.float64))
+    torch.testing.assert_close(sequence_drift(batch)[:, 0], row(0.6, 0.6, -0.5)[0])
 
 
 def test_m2po_drops_the_farthest_tokens_until_the_second_moment_is_small() -> None:
@@ -237,6 +297,18 @@ def test_where_the_ratio_is_against_the_trainers_own_log_probs_so_is_the_mean() 
     assert sequence_log_ratio(PolicyLossConfig(name="gspo"), batch, torch.tensor([0])).item() == pytest.approx(
         math.log(4)
     )
+
+
+def test_a_token_that_the_correction_dropped_takes_no_part_in_the_ratio_of_its_sequence() -> None:
+    # kappa = 1, 1, 8: the third token is dropped, so log s = (log 1.2 + log 1.0) / 2
+    batch = batch_of((1.2, 1.0, 16.0), (1.0, 1.0, 1.0), proximal_log_prob=ratios_of(1.0, 1.0, 8.0))
+    config = PolicyLossConfig(name="gspo", clip_low=0.5, clip_high=0.5, correction=CorrectionConfig(mask="token"))
+    losses, _ = policy_loss(config)(batch)
+    torch.testing.assert_close(losses, row(-math.sqrt(1.2), -math.sqrt(1.2), 0.0))
+    told = sequence_log_ratio(
+        config, dataclasses.replace(batch, correction_weight=row(1.0, 1.0, 0.0)), torch.tensor([0])
+    )
+    assert told.item() == pytest.approx(math.log(1.2) / 2)
 
 
 @pytest.mark.parametrize("name", ["gspo", "gmpo"])

@@ -79,6 +79,73 @@ async def test_updates_of_several_steps_do_not_depend_on_the_micro_batches(
         torch.testing.assert_close(other, weights[0], atol=2e-6, rtol=1e-4)
 
 
+STALE = [
+    PolicyLossConfig(name="decoupled_ppo", behavior_weight_cap=1.1),
+    PolicyLossConfig(name="decoupled_ppo", level="sequence", behavior_weight_cap=1.1),
+    PolicyLossConfig(name="opsm", max_sequence_kl=0.01),
+    PolicyLossConfig(
+        name="opsm", level="sequence", max_sequence_kl=0.01, correction=CorrectionConfig(mask="token", mask_high=1.1)
+    ),
+    PolicyLossConfig(name="gspo", correction=CorrectionConfig(mask="token", mask_high=1.1)),
+]
+
+
+@pytest.mark.parametrize("loss", STALE, ids=lambda loss: f"{loss.name}-{loss.level}")
+async def test_neither_do_updates_on_data_of_other_weights_of_which_some_is_dropped(
+    lane: DeviceLane, loss: PolicyLossConfig
+) -> None:
+    acted = mlp(seed=1)
+    with torch.no_grad():
+        acted.network.head.bias.add_(0.5 * torch.randn(acted.network.head.bias.shape, generator=torch.manual_seed(0)))
+    trajectories = [walk(acted, seed, num_steps) for seed, num_steps in ((1, 1), (2, 4), (3, 2))]
+    found = []
+    async with asyncio.timeout(60):
+        for micro_batch in (100, 1, 2):
+            learner = Learner(mlp(seed=1), lane, config(loss, micro_batch=micro_batch, epochs=2, max_mismatch=10.0))
+            found.append((await learner.update(trajectories, [-1.0, -0.5, 0.25])).metrics)
+    assert found[0]["update/dropped_fraction"] + found[0].get("update/correction_dropped_fraction", 0.0) > 0.0
+    for metrics in found[1:]:
+        # Adam's steps hardly depend on the size of a gradient, its norm does
+        for name in ("update/grad_norm", "update/loss", "update/dropped_fraction"):
+            assert metrics[name] == pytest.approx(found[0][name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        PolicyLossConfig(name="decoupled_ppo", level="sequence", behavior_weight_cap=1.0),
+        PolicyLossConfig(name="opsm", level="sequence", correction=CorrectionConfig(mask="token", mask_high=1.0)),
+    ],
+    ids=lambda loss: loss.name,
+)
+async def test_a_trajectorys_ratio_weight_and_drift_are_means_over_all_its_decisions(
+    lane: DeviceLane, loss: PolicyLossConfig
+) -> None:
+    acted, policy = mlp(seed=1), mlp(seed=2)
+    trajectories = [walk(acted, 1, 5), walk(acted, 2, 4)]
+    async with asyncio.timeout(30):
+        proximal = Proximal(policy, lane, config(loss))
+        before = await proximal.before_update(decisions_of(trajectories, [1.0, 1.0]))
+        with torch.no_grad():
+            policy.network.head.bias.add_(torch.randn(policy.network.head.bias.shape, generator=torch.manual_seed(0)))
+        step = await proximal.before_step(before, is_first=False)
+        now = await Reference(policy, lane, micro_batch=8).log_probs(trajectories)
+    columns = (step.proximal_log_prob, step.correction_weight, step.sequence_log_ratio)
+    for rows, current in ((slice(0, 5), now[0]), (slice(5, 9), now[1])):
+        trainers, weight, ratio = (column[rows] for column in columns if column is not None)
+        kappa, log_prob = (trainers - step.behavior_log_prob[rows]).exp(), torch.from_numpy(np.stack(current))
+        kept = weight > 0.0
+        assert 0 < int(kept.sum()) < kept.numel()
+        assert float(kappa[kept].max()) <= 1.0
+        torch.testing.assert_close(ratio, (log_prob - trainers)[kept].mean().expand_as(ratio))
+        if loss.name == "decoupled_ppo":
+            torch.testing.assert_close(weight, torch.where(kept, kappa[kept].mean(), 0.0))
+        else:
+            assert step.sequence_drift is not None
+            drift = (step.behavior_log_prob[rows] - log_prob).mean()
+            torch.testing.assert_close(step.sequence_drift[rows], drift.expand_as(ratio))
+
+
 async def test_truncated_importance_sampling_weighs_by_the_trainer_over_the_engine(lane: DeviceLane) -> None:
     policy = mlp()
     trajectory = walk(policy, 1, 1)

@@ -11,6 +11,8 @@ from typing import Final, TypeAlias
 
 from torch import Tensor
 
+from vla_rl.algorithms.precision import full_precision
+
 MAX_LOG_RATIO: Final = 20.0
 MAX_K3: Final = 10.0
 """k3 grows exponentially, so one far token could outweigh all others; it is clamped to this, without a gradient beyond."""
@@ -49,8 +51,8 @@ def k3_plus(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
 def importance_weighted_k3(log_prob: Tensor, behavior_log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
     """rho * k3 with rho = exp(log_prob - behavior_log_prob): unbiased where older weights acted, with its gradient through
     both factors (DeepSeek-V3.2, arXiv:2512.02556). The log-ratio is clamped to +-20."""
-    ratio = (log_prob - behavior_log_prob.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return ratio * k3(log_prob, reference_log_prob)
+    log_ratio = full_precision(log_prob) - full_precision(behavior_log_prob.detach())
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * k3(log_prob, reference_log_prob)
 
 
 KL_ESTIMATORS: Final = MappingProxyType[str, KlEstimator](
@@ -60,4 +62,5 @@ KL_ESTIMATORS: Final = MappingProxyType[str, KlEstimator](
 
 
 def _difference(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    return (reference_log_prob.detach() - log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    difference = full_precision(reference_log_prob.detach()) - full_precision(log_prob)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -36,8 +36,11 @@ class Decisions:
         spans: for each row where the tokens of its decisions stand.
         proximal_log_prob: float32 [N, T], under the learner's weights before the update; None where no one asked.
         reference_log_prob: float32 [N, T], under the frozen reference policy; None where there is none.
-        sequence_log_ratio: float32 [N, 1], mean log-ratio over the row's whole trajectory; None where no one asked.
-        correction_weight: float32 [N, T], the engine correction over the whole update; None where there is none.
+        sequence_log_ratio: float32 [N, 1], mean log-ratio over the row's whole trajectory; None unless the loss needs it.
+        sequence_drift: float32 [N, 1], mean of the engine's log-prob minus the current one over the row's whole trajectory;
+            None unless the loss needs it.
+        correction_weight: float32 [N, T], weights of the engine correction or of decoupled_ppo over the whole update; None
+            if the loss has none.
         chosen_tokens: bool [N, T], what the loss chose among the whole mini-batch; None where no one asked.
         action_tokens: tokens of one control step.
     """
@@ -56,6 +59,7 @@ class Decisions:
     proximal_log_prob: Tensor | None = None
     reference_log_prob: Tensor | None = None
     sequence_log_ratio: Tensor | None = None
+    sequence_drift: Tensor | None = None
     correction_weight: Tensor | None = None
     chosen_tokens: Tensor | None = None
     action_tokens: int = 1

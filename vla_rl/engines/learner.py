@@ -250,6 +250,7 @@ def token_batch(rows: Decisions, log_prob: Tensor) -> TokenBatch:
         proximal_log_prob=rows.proximal_log_prob,
         reference_log_prob=rows.reference_log_prob,
         sequence_log_ratio=rows.sequence_log_ratio,
+        sequence_drift=rows.sequence_drift,
         action_tokens=rows.action_tokens,
         correction_weight=rows.correction_weight,
         chosen_tokens=rows.chosen_tokens,

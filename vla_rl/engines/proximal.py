@@ -2,8 +2,8 @@
 
     proximal log-probs    the learner's own weights before the update: decoupled losses, and the correction of an engine
                           that computes something slightly different
-    sequence log-ratios   the mean over a whole trajectory, whose decisions may lie in different micro-batches: GSPO, GMPO;
-                          they follow the weights, so every optimizer step asks anew
+    sequence log-ratios   the mean over a whole trajectory, whose decisions may lie in different micro-batches: GSPO, GMPO,
+                          and for OPSM the drift from the engine; they follow the weights, so every optimizer step asks anew
     chosen tokens         which tokens a loss drops or penalises, chosen among the whole mini-batch: clip_cov, kl_cov,
                           M2PO; where that is one micro-batch, the loss itself chooses
 
@@ -13,7 +13,16 @@ A loss that needs neither (the clipped surrogate) costs no forward pass here.
 from dataclasses import replace
 from typing import Any
 
-from vla_rl.algorithms.losses import TokenBatch, chosen_tokens, engine_correction, sequence_log_ratio
+from torch import Tensor
+
+from vla_rl.algorithms.losses import (
+    TokenBatch,
+    behavior_weights,
+    chosen_tokens,
+    engine_correction,
+    sequence_drift,
+    sequence_log_ratio,
+)
 from vla_rl.engines.config import LearnerConfig
 from vla_rl.engines.decisions import Decisions
 from vla_rl.engines.device_lane import DeviceLane
@@ -40,8 +49,12 @@ class Proximal:
             self._loss.correction, proximal, decisions.behavior_log_prob, decisions.mask, decisions.sequence
         )
         self.metrics = {f"mismatch/{name}": value for name, value in correction.diagnostics.metrics().items()}
-        weight = correction.weight if self._loss.correction.is_active else None
-        return replace(decisions, proximal_log_prob=proximal, correction_weight=weight)
+        decisions = replace(decisions, proximal_log_prob=proximal)
+        if self._loss.correction.is_active:
+            return replace(decisions, correction_weight=correction.weight)
+        if self._loss.name == "decoupled_ppo":
+            return replace(decisions, correction_weight=self._behavior_weights(decisions, proximal))
+        return decisions
 
     async def before_step(self, minibatch: Decisions, *, is_first: bool) -> Decisions:
         """With the log-ratio of each trajectory, or the tokens that the loss chooses; the first step of an update still has
@@ -52,21 +65,41 @@ class Proximal:
         current = minibatch.proximal_log_prob if is_first else None
         if current is None:
             current = await self._scorer.log_probs(minibatch)
-        batch = TokenBatch(
-            log_prob=current,
-            behavior_log_prob=minibatch.behavior_log_prob,
-            advantage=minibatch.advantage,
-            mask=minibatch.mask,
-            proximal_log_prob=minibatch.proximal_log_prob,
-        )
+        batch = _token_batch(minibatch, current)
         if needs_choice:
             return replace(minibatch, chosen_tokens=chosen_tokens(self._loss, batch))
-        return replace(minibatch, sequence_log_ratio=sequence_log_ratio(self._loss, batch, minibatch.sequence))
+        if self._loss.needs_sequence_drift:
+            minibatch = replace(minibatch, sequence_drift=sequence_drift(batch, minibatch.sequence))
+        if self._loss.needs_sequence_log_ratio:
+            means = sequence_log_ratio(self._loss, batch, minibatch.sequence)
+            minibatch = replace(minibatch, sequence_log_ratio=means)
+        return minibatch
+
+    def _behavior_weights(self, decisions: Decisions, proximal: Tensor) -> Tensor:
+        numbers = self._loss.parameters
+        return behavior_weights(
+            _token_batch(decisions, proximal),
+            behavior_weight_cap=numbers["behavior_weight_cap"],
+            level=numbers["level"],
+            sequence=decisions.sequence,
+        )
 
     def _needs_sequences(self, decisions: Decisions) -> bool:
         is_split = len(set(decisions.sequence.tolist())) < len(decisions)
-        return self._loss.needs_sequence_log_ratio and is_split
+        return is_split and (self._loss.needs_sequence_log_ratio or self._loss.needs_sequence_drift)
 
     def _needs_choice(self, minibatch: Decisions) -> bool:
         is_whole = self._size.tokens is None and len(minibatch) <= self._size.rows
         return self._loss.needs_chosen_tokens and not is_whole
+
+
+def _token_batch(decisions: Decisions, log_prob: Tensor) -> TokenBatch:
+    return TokenBatch(
+        log_prob=log_prob,
+        behavior_log_prob=decisions.behavior_log_prob,
+        advantage=decisions.advantage,
+        mask=decisions.mask,
+        proximal_log_prob=decisions.proximal_log_prob,
+        action_tokens=decisions.action_tokens,
+        correction_weight=decisions.correction_weight,
+    )

@@ -57,9 +57,9 @@ def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
 
 
 def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
-    """MaxRL's advantage for rewards of 0 and 1: hard groups weigh as much as maximum likelihood would have them.
+    """MaxRL's advantage for rewards of 0 and 1 (arXiv:2602.02710): a hard group weighs as much as in maximum likelihood.
 
-        A_i = (r_i - mean(r)) / mean(r)              0 where the mean is not above 0
+        A_i = (r_i - mean(r)) / mean(r)              0 if the mean is not above 0
 
     As prime-rl has it (`max_rl`). Rewards must not be negative.
 

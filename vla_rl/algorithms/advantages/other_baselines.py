@@ -50,8 +50,9 @@ def gpg(batch: RewardBatch) -> Advantages:
 
         A_i = (r_i - mean(group)) * N / number of trajectories whose group is not all equal
 
-    verl and siiRL divide by the number of trajectories with a reward other than 0 instead, which is another number as soon
-    as a group is all solved. Needs `group`.
+    verl divides N by the number of trajectories with a reward other than 0 instead: in a group of
+    successes and failures it counts only the successes, and it counts groups that are all solved.
+    Needs `group`.
     """
     teaching = sum(len(rows) for rows in _teaching_groups(batch, "gpg"))
     weight = len(batch) / teaching if teaching else 0.0

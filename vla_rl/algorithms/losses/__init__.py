@@ -11,12 +11,13 @@ from vla_rl.algorithms.losses.config import PARAMETERS, PolicyLossConfig, RatioL
 from vla_rl.algorithms.losses.term_configs import CorrectionConfig, KlLossConfig, ValueLossConfig
 
 if TYPE_CHECKING:
-    from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate, decoupled_surrogate
+    from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate
+    from vla_rl.algorithms.losses.decoupled import behavior_weights, decoupled_surrogate
     from vla_rl.algorithms.losses.diagnostics import Diagnostics, diagnose
     from vla_rl.algorithms.losses.engine_mismatch import Correction, MismatchDiagnostics, engine_correction
     from vla_rl.algorithms.losses.ratio_levels import Ratios, ratios
     from vla_rl.algorithms.losses.registry import POLICY_LOSSES, policy_loss
-    from vla_rl.algorithms.losses.sequence_surrogates import sequence_log_ratio
+    from vla_rl.algorithms.losses.sequence_surrogates import sequence_drift, sequence_log_ratio
     from vla_rl.algorithms.losses.token_batch import PolicyLoss, TokenBatch
     from vla_rl.algorithms.losses.value_losses import ValueDiagnostics, ValueLoss, clipped_value_loss, value_loss
     from vla_rl.algorithms.losses.whole_choices import chosen_tokens
@@ -37,6 +38,7 @@ __all__ = [
     "ValueDiagnostics",
     "ValueLoss",
     "ValueLossConfig",
+    "behavior_weights",
     "chosen_tokens",
     "clipped_surrogate",
     "clipped_value_loss",
@@ -46,17 +48,19 @@ __all__ = [
     "policy_loss",
     "policy_loss_for",
     "ratios",
+    "sequence_drift",
     "sequence_log_ratio",
     "value_loss",
 ]
 
 _HOME = {
-    "clipped_surrogates": ("clipped_surrogate", "decoupled_surrogate"),
+    "clipped_surrogates": ("clipped_surrogate",),
+    "decoupled": ("behavior_weights", "decoupled_surrogate"),
     "diagnostics": ("Diagnostics", "diagnose"),
     "engine_mismatch": ("Correction", "MismatchDiagnostics", "engine_correction"),
     "ratio_levels": ("Ratios", "ratios"),
     "registry": ("POLICY_LOSSES", "policy_loss"),
-    "sequence_surrogates": ("sequence_log_ratio",),
+    "sequence_surrogates": ("sequence_drift", "sequence_log_ratio"),
     "token_batch": ("PolicyLoss", "TokenBatch"),
     "value_losses": ("ValueDiagnostics", "ValueLoss", "clipped_value_loss", "value_loss"),
     "whole_choices": ("chosen_tokens",),

@@ -33,9 +33,9 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "clip_cov": {**_CLIP, **_COVARIANCE, "covariance_low": 1.0, "covariance_high": 5.0},
         "kl_cov": {**_COVARIANCE, "penalty_coef": 1.0},
         "dppo": {"probability_low": 0.2, "probability_high": 0.2, "penalty_coef": 1e-3},
-        "ipo": {"probability_low": 0.2, "probability_high": 0.2},
+        "ipo": {"probability_low": 0.1, "probability_high": 0.1, "penalty_coef": 1e-3},
         "icepop": {"weight_low": 0.5, "weight_high": 5.0},
-        "opsm": {"level": "token", **_CLIP, "dual_clip": None, "max_sequence_kl": 1e-4},
+        "opsm": {"level": "token", **_CLIP, "dual_clip": None, "max_sequence_kl": 0.1},
         "m2po": {"max_second_moment": 0.04},
     }
 )
@@ -65,7 +65,8 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
     """Bound on the loss of tokens with a negative advantage and a large ratio, above 1; none leaves it out."""
 
     behavior_weight_cap: float | None = None
-    """decoupled_ppo: tokens whose weight proximal / behavior is larger are dropped."""
+    """decoupled_ppo: drop what has a larger weight proximal / behavior: a token, or at the levels action and chunk the whole
+    control step or chunk."""
 
     temperature_positive: float | None = None
     """sapo: steepness of the soft gate where the advantage is positive."""
@@ -86,13 +87,13 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
     """clip_cov: tokens with a covariance below this may be clipped."""
 
     penalty_coef: float | None = None
-    """kl_cov: weight of |log-ratio| on the chosen tokens; dppo: weight of the squared log-ratio."""
+    """kl_cov: weight of |log-ratio| on the chosen tokens; dppo, ipo: weight of the squared log-ratio on all tokens."""
 
     probability_low: float | None = None
-    """dppo, ipo: a token is dropped where its probability fell by more than this."""
+    """dppo, ipo: drop a token if its probability fell by more than this; 1 keeps all."""
 
     probability_high: float | None = None
-    """dppo, ipo: a token is dropped where its probability rose by more than this."""
+    """dppo, ipo: drop a token if its probability rose by more than this; 1 keeps all."""
 
     weight_low: float | None = None
     """icepop: tokens with a smaller ratio are dropped."""
@@ -101,7 +102,8 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
     """icepop: tokens with a larger ratio are dropped."""
 
     max_sequence_kl: float | None = None
-    """opsm: sequences with a negative advantage are dropped where their mean -log-ratio is larger."""
+    """opsm: drop a sequence with a negative advantage if the sampler's log-prob minus the current one, averaged over its
+    tokens, is above this many nats. TRL suggests 0.5."""
 
     max_second_moment: float | None = None
     """m2po: tokens are dropped, the farthest first, until the mean squared log-ratio is at most this."""
@@ -157,7 +159,12 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
     @property
     def needs_sequence_log_ratio(self) -> bool:
         """Whether a row that is only a part of its sequence needs `TokenBatch.sequence_log_ratio`."""
-        return self.name in ("gspo", "gmpo", "opsm") or self.level == "sequence"
+        return self.name in ("gspo", "gmpo") or self.level == "sequence"
+
+    @property
+    def needs_sequence_drift(self) -> bool:
+        """Whether a row that is only a part of its sequence needs `TokenBatch.sequence_drift`."""
+        return self.name == "opsm"
 
     @property
     def needs_chosen_tokens(self) -> bool:

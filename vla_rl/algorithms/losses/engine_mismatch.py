@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.losses.ratio_levels import MAX_LOG_RATIO
+from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
 from vla_rl.algorithms.losses.term_configs import CorrectionConfig
+from vla_rl.algorithms.precision import full_precision
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,13 @@ def engine_correction(
         mask: bool [B, T].
         sequence: int64 [B], to which sequence a row belongs; None: every row is one.
     """
-    d = torch.where(mask, proximal_log_prob.detach(), 0.0) - torch.where(mask, behavior_log_prob.detach(), 0.0)
+    proximal, behavior = full_precision(proximal_log_prob.detach()), full_precision(behavior_log_prob.detach())
+    d = torch.where(mask, proximal, 0.0) - torch.where(mask, behavior, 0.0)
     d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     kappa = d.exp()
-    rows = _SequencesOfRows(mask, sequence)
+    rows = SequencesOfRows(mask, sequence)
     total = rows.sums(d)
-    geometric = (total / rows.sums(mask.to(d.dtype)).clamp(min=1)).exp()[:, None].expand_as(d)
+    geometric = rows.means(d, mask).exp().expand_as(d)
     product = total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[:, None].expand_as(d)
 
     weight = {"none": torch.ones_like(d), "token": kappa, "sequence": product}[config.truncate]
@@ -115,26 +118,7 @@ def engine_correction(
     return Correction(torch.where(kept, weight, 0.0), _diagnostics(d, mask, dropped, rows))
 
 
-class _SequencesOfRows:
-    """Sums over sequences that may span several rows."""
-
-    def __init__(self, mask: Tensor, sequence: Tensor | None) -> None:
-        rows = torch.arange(len(mask), device=mask.device) if sequence is None else sequence.to(mask.device)
-        if rows.shape != mask.shape[:1]:
-            raise ValueError(f"sequence is {list(rows.shape)}, expected {list(mask.shape[:1])}: one id a row of mask.")
-        ids, self.position = torch.unique(rows, return_inverse=True)
-        self.size = len(ids)
-
-    def by_sequence(self, values: Tensor) -> Tensor:
-        """float [B, T] -> [sequences]."""
-        return values.new_zeros(self.size).index_add_(0, self.position, values.sum(dim=1))
-
-    def sums(self, values: Tensor) -> Tensor:
-        """float [B, T] -> [B]: for each row the sum over its whole sequence."""
-        return self.by_sequence(values)[self.position]
-
-
-def _diagnostics(d: Tensor, mask: Tensor, dropped: Tensor, rows: _SequencesOfRows) -> MismatchDiagnostics:
+def _diagnostics(d: Tensor, mask: Tensor, dropped: Tensor, rows: SequencesOfRows) -> MismatchDiagnostics:
     d, weight = d.double(), mask.double()
     kappa = d.exp()
     has_tokens = rows.by_sequence(weight) > 0

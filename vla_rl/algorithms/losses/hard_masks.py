@@ -19,21 +19,23 @@ def dppo(
 
     p = exp(log_prob), q = exp(behavior_log_prob). A rare token may change its ratio a lot before its probability moves.
     """
-    log_ratio = token_log_ratio(batch)
-    advantage, change = batch.masked_advantage, _probability_change(batch)
-    dropped = torch.where(advantage > 0.0, change > probability_high, change < -probability_low)
-    penalty = penalty_coef * log_ratio.square()
-    losses = torch.where(dropped, 0.0, -advantage * log_ratio.exp()) + penalty
-    return torch.where(batch.mask, losses, 0.0), diagnose(log_ratio, batch.mask, dropped=dropped)
+    change = _probability_change(batch)
+    dropped = torch.where(batch.masked_advantage > 0.0, change > probability_high, change < -probability_low)
+    return _pulled_back(batch, dropped, penalty_coef)
 
 
-def ipo(batch: TokenBatch, *, probability_low: float, probability_high: float) -> tuple[Tensor, Diagnostics]:
-    """The same trust region on both sides whatever the advantage (IPO in prime-rl: |p - q| > threshold drops the token).
+def ipo(
+    batch: TokenBatch, *, probability_low: float, probability_high: float, penalty_coef: float
+) -> tuple[Tensor, Diagnostics]:
+    """The same trust region on both sides whatever the advantage, with the same pull back (prime-rl's `ipo`).
 
-    loss = -A * rho   where -probability_low <= p - q <= probability_high, else 0
+        dropped if p - q > probability_high or p - q < -probability_low
+        loss = -A * rho (kept) or 0 (dropped), + penalty_coef * (log rho)^2 for every token
+
+    prime-rl has one threshold, 0.1, for both sides. `penalty_coef=0.0` leaves the pull out.
     """
     change = _probability_change(batch)
-    return _masked_importance(batch, (change > probability_high) | (change < -probability_low))
+    return _pulled_back(batch, (change > probability_high) | (change < -probability_low), penalty_coef)
 
 
 def icepop(batch: TokenBatch, *, weight_low: float, weight_high: float) -> tuple[Tensor, Diagnostics]:
@@ -68,6 +70,12 @@ def dropped_by_m2po(batch: TokenBatch, *, max_second_moment: float) -> Tensor:
     dropped = torch.zeros_like(batch.mask).flatten()
     dropped[order] = ~(moments <= max_second_moment)
     return dropped.reshape(batch.mask.shape)
+
+
+def _pulled_back(batch: TokenBatch, dropped: Tensor, penalty_coef: float) -> tuple[Tensor, Diagnostics]:
+    """Add the squared log-ratio of every token, dropped ones included."""
+    losses, diagnostics = _masked_importance(batch, dropped)
+    return losses + penalty_coef * token_log_ratio(batch).square(), diagnostics
 
 
 def _masked_importance(batch: TokenBatch, dropped: Tensor) -> tuple[Tensor, Diagnostics]:

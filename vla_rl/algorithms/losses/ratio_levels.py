@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.losses.config import RatioLevel
+from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
 from vla_rl.algorithms.losses.token_batch import TokenBatch
 
 MAX_LOG_RATIO: Final = 20.0
@@ -76,7 +77,11 @@ def ratios(batch: TokenBatch, level: RatioLevel = "token") -> Ratios:
 
 
 def sequence_mean(batch: TokenBatch, by_token: Tensor) -> Tensor:
-    """float [B, 1], constant: the mean of a log-ratio over the sequence, the row unless the batch says otherwise."""
+    """Average a log-ratio over the sequence: float [B, 1], constant.
+
+    The sequence is the row, or what `TokenBatch.sequence_log_ratio` says. Tokens that a correction drops do not count, as in
+    verl and AReaL.
+    """
     if batch.sequence_log_ratio is not None:
         return batch.sequence_log_ratio.detach()
-    return by_token.detach().sum(dim=1, keepdim=True) / batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return SequencesOfRows(batch.mask, None).means(by_token.detach(), batch.counted)

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
 from vla_rl.algorithms.kl import KL_ESTIMATORS, importance_weighted_k3, k3
-from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate, decoupled_surrogate
+from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate
 from vla_rl.algorithms.losses.config import PolicyLossConfig
 from vla_rl.algorithms.losses.covariance import clip_cov, kl_cov
+from vla_rl.algorithms.losses.decoupled import decoupled_surrogate
 from vla_rl.algorithms.losses.diagnostics import Diagnostics
 from vla_rl.algorithms.losses.engine_mismatch import engine_correction
 from vla_rl.algorithms.losses.hard_masks import dppo, icepop, ipo, m2po
@@ -74,13 +75,16 @@ def _named_loss(config: PolicyLossConfig) -> PolicyLoss:
 
 
 def _corrected(batch: TokenBatch, *, loss: PolicyLoss, config: CorrectionConfig) -> tuple[Tensor, Diagnostics]:
-    """w * loss with its ratio against the trainer's own log-probs: the engine's difference is in w, and only there."""
+    """Weigh a loss whose ratio is against the trainer's own log-probs: the engine's difference is in w, and only there."""
     proximal = batch.constant("proximal_log_prob", "PolicyLossConfig.correction")
     weight = batch.correction_weight
     if weight is None:
         weight = engine_correction(config, proximal, batch.behavior_log_prob, batch.mask).weight
     weight = torch.where(batch.mask, weight, 0.0).detach()
-    losses, diagnostics = loss(dataclasses.replace(batch, behavior_log_prob=proximal))
+    around = dataclasses.replace(
+        batch, behavior_log_prob=proximal, sampler_log_prob=batch.behavior_log_prob, correction_weight=weight
+    )
+    losses, diagnostics = loss(around)
     dropped = batch.mask & (weight == 0.0)
     extra = {
         "correction_weight_mean": weight.float().sum(),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.losses.diagnostics import Diagnostics
+from vla_rl.algorithms.precision import full_precision
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class TokenBatch:
     """Tokens of one micro-batch. Axes: B rows (decisions, or whole responses), T tokens.
 
     Masked entries may hold anything, NaN included: they add exact zeros to losses and gradients.
+    bfloat16 and float16 tensors are converted to float32.
 
     Attributes:
         log_prob: float [B, T], current policy; the only input that carries a gradient.
@@ -25,13 +27,18 @@ class TokenBatch:
         proximal_log_prob: float [B, T], the trainer's weights before this update, computed by the trainer.
         reference_log_prob: float [B, T], frozen reference policy.
         sequence_log_ratio: float [B, 1], detached mean of log_prob - behavior_log_prob over the whole sequence that the row
-            belongs to; needed only where a sequence spans several rows. With a correction, and for decoupled_ppo, it is
-            taken against `proximal_log_prob`, as the ratio is.
+            belongs to; needed only if a sequence spans several rows. With a correction, and for decoupled_ppo, it is
+            taken against `proximal_log_prob`, as the ratio is, and over the tokens that are not dropped.
         action_tokens: tokens of one control step, for the ratio level "action"; adjacent, and T is a multiple of it.
-        correction_weight: float [B, T], constant factor of the losses, from `engine_correction` over the whole update; None
-            computes it from this micro-batch, which is the same where every row is a whole sequence.
+        correction_weight: float [B, T], constant factor of the losses, from `engine_correction` or, for decoupled_ppo,
+            `behavior_weights` over the whole update; None computes it from this micro-batch, which is the same if every
+            row is a whole sequence.
         chosen_tokens: bool [B, T], those that clip_cov, kl_cov or m2po treat in another way, from `chosen_tokens` over the
             whole mini-batch; None chooses among those of this micro-batch.
+        sampler_log_prob: float [B, T], the engine's log-probs in a batch whose `behavior_log_prob` a correction replaced by
+            the trainer's own; None: `behavior_log_prob` is the engine's.
+        sequence_drift: float [B, 1], from `sequence_drift` over the whole sequence that the row belongs to; needed by opsm,
+            and only if a sequence spans several rows.
 
     Raises: ValueError for shapes or a mask dtype that do not fit.
     """
@@ -46,22 +53,35 @@ class TokenBatch:
     action_tokens: int | None = None
     correction_weight: Tensor | None = None
     chosen_tokens: Tensor | None = None
+    sampler_log_prob: Tensor | None = None
+    sequence_drift: Tensor | None = None
 
     def __post_init__(self) -> None:
+        self._convert()
         if self.mask.ndim != 2 or self.mask.dtype is not torch.bool:
             raise ValueError(
                 f"mask is {self.mask.dtype} {list(self.mask.shape)}, expected torch.bool [B, T]; use mask != 0."
             )
         full, column = self.mask.shape, (self.mask.shape[0], 1)
-        for name in ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob", "correction_weight"):
+        for name in ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob", "sampler_log_prob"):
             self._check_shape(name, full)
+        self._check_shape("correction_weight", full)
         self._check_shape("chosen_tokens", full)
         self._check_shape("advantage", full, column)
         self._check_shape("sequence_log_ratio", column)
+        self._check_shape("sequence_drift", column)
         if self.action_tokens is not None and (self.action_tokens < 1 or self.mask.shape[1] % self.action_tokens):
             raise ValueError(
                 f"a row has {self.mask.shape[1]} tokens and action_tokens is {self.action_tokens}, expected a divisor."
             )
+
+    def _convert(self) -> None:
+        for name, tensor in self._tensors().items():
+            object.__setattr__(self, name, full_precision(tensor))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def _check_shape(self, name: str, *expected: tuple[int, ...]) -> None:
         tensor: Tensor | None = getattr(self, name)
@@ -79,6 +99,11 @@ class TokenBatch:
         """float [B, T], 0 where masked, with a gradient elsewhere."""
         return torch.where(self.mask, self.log_prob, 0.0)
 
+    @property
+    def counted(self) -> Tensor:
+        """bool [B, T]: the unmasked tokens that no correction drops; a sequence's ratio is the mean over these."""
+        return self.mask if self.correction_weight is None else self.mask & (self.correction_weight != 0.0)
+
     def constant(self, name: str, needed_by: str) -> Tensor:
         """The log-probs of another policy: float [B, T], constant, 0 where masked. Raises: ValueError if absent."""
         tensor: Tensor | None = getattr(self, name)
@@ -90,12 +115,8 @@ class TokenBatch:
 
     def rows(self, index: Tensor | slice) -> "TokenBatch":
         """Some of the rows: a micro-batch."""
-        tensors: dict[str, Any] = {
-            field.name: value[index]
-            for field in dataclasses.fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
-        }
-        return dataclasses.replace(self, **tensors)
+        chosen: dict[str, Any] = {name: tensor[index] for name, tensor in self._tensors().items()}
+        return dataclasses.replace(self, **chosen)
 
 
 PolicyLoss: TypeAlias = Callable[[TokenBatch], tuple[Tensor, Diagnostics]]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.losses.term_configs import ValueLossConfig
+from vla_rl.algorithms.precision import full_precision
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ def clipped_value_loss(
     for name, tensor in (("old_values", old_values), ("returns", returns), ("mask", mask)):
         if tensor.shape != values.shape:
             raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(values.shape)} like values.")
-    values = torch.where(mask, values, 0.0)
-    targets = torch.where(mask, returns, 0.0).detach()
+    values = torch.where(mask, full_precision(values), 0.0)
+    targets = torch.where(mask, full_precision(returns), 0.0).detach()
     losses = _error(values - targets, huber_delta)
     clipped = torch.zeros_like(mask)
     if clip is not None:
-        old = torch.where(mask, old_values, 0.0).detach()
+        old = torch.where(mask, full_precision(old_values), 0.0).detach()
         near = torch.maximum(torch.minimum(values, old + clip), old - clip)
         held = _error(near - targets, huber_delta)
         clipped = (held > losses).detach()

@@ -1,0 +1,82 @@
+"""PPO decoupled from the policy that acted: three policies, two ratios.
+
+behavior (the engine, maybe of older weights) ─► proximal (the trainer before this update) ─► current
+                    weight w, constant                        clipped ratio u
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate
+from vla_rl.algorithms.losses.config import RatioLevel
+from vla_rl.algorithms.losses.diagnostics import Diagnostics
+from vla_rl.algorithms.losses.ratio_levels import ratios
+from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
+from vla_rl.algorithms.losses.token_batch import TokenBatch
+
+
+def decoupled_surrogate(
+    batch: TokenBatch,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    behavior_weight_cap: float = 5.0,
+    level: RatioLevel = "token",
+) -> tuple[Tensor, Diagnostics]:
+    """Weigh the clipped surrogate around the trainer's own recent weights by how those differ from the ones that acted.
+
+        loss = w * PPO(exp(log_prob - proximal_log_prob)),    w from `behavior_weights`, 0 where dropped
+
+    Hilton et al. 2021, arXiv:2110.00641; AReaL, arXiv:2505.24298. Dropped tokens stay in the denominators, as in AReaL;
+    RLinf averages over those that are kept. At the level "sequence" the ratio is the mean over the tokens that are kept.
+
+    A trajectory that spans several rows needs `correction_weight` and `sequence_log_ratio` at the level "sequence".
+
+    Raises: ValueError without `proximal_log_prob`.
+    """
+    proximal = batch.constant("proximal_log_prob", "decoupled_ppo")
+    weight = batch.correction_weight
+    if weight is None:
+        weight = behavior_weights(batch, behavior_weight_cap=behavior_weight_cap, level=level)
+    weight = torch.where(batch.mask, weight, 0.0).detach()
+    around = dataclasses.replace(batch, behavior_log_prob=proximal, correction_weight=weight)
+    losses, diagnostics = clipped_surrogate(
+        around, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, level=level
+    )
+    dropped = batch.mask & (weight == 0.0)
+    reported = dataclasses.replace(
+        diagnostics, num_dropped=dropped.float().sum(), extra_sums={"behavior_weight_mean": weight.float().sum()}
+    )
+    return torch.where(dropped, 0.0, losses * weight), reported
+
+
+def behavior_weights(
+    batch: TokenBatch, *, behavior_weight_cap: float, level: RatioLevel, sequence: Tensor | None = None
+) -> Tensor:
+    """How likely the trainer's weights before the update find what was chosen, over how likely the engine found it.
+
+        kappa_t = exp(proximal_log_prob - behavior_log_prob), at the level of the ratio: of one token, or the product over a
+                  control step or a row; dropped where it is above behavior_weight_cap
+        w_t     = kappa_t;  at the level "sequence" the mean of kappa over the sequence's tokens that are kept
+
+    A ratio that tokens share has one weight for all of them, as in AReaL (sequence) and RLinf (action, chunk): with a weight
+    for each token, the gradient of one objective would be pulled apart.
+
+    Args:
+        batch: with `proximal_log_prob`; the current policy is not read.
+        behavior_weight_cap: largest weight that is kept.
+        level: whose ratio is clipped.
+        sequence: int64 [B], to which sequence a row belongs; None: every row is one.
+
+    Returns: float [B, T], constant; 0 where dropped or masked.
+    """
+    proximal = batch.constant("proximal_log_prob", "decoupled_ppo")
+    acted = dataclasses.replace(batch, log_prob=proximal)
+    kappa = ratios(acted, "token" if level == "sequence" else level).ratio
+    kept = batch.mask & (kappa <= behavior_weight_cap)
+    if level != "sequence":
+        return torch.where(kept, kappa, 0.0)
+    return torch.where(kept, SequencesOfRows(batch.mask, sequence).means(kappa, kept), 0.0)

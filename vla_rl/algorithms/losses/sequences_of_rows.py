@@ -1,0 +1,35 @@
+"""Sums over sequences (trajectories) whose tokens lie in several rows."""
+
+import torch
+from torch import Tensor
+
+
+class SequencesOfRows:
+    """Which rows belong to one sequence.
+
+    Args:
+        mask: bool [B, T], for the number of rows and the device.
+        sequence: int64 [B], any number that says to which sequence a row belongs; None: every row is one.
+
+    Raises: ValueError for another number of ids than rows.
+    """
+
+    def __init__(self, mask: Tensor, sequence: Tensor | None) -> None:
+        rows = torch.arange(len(mask), device=mask.device) if sequence is None else sequence.to(mask.device)
+        if rows.shape != mask.shape[:1]:
+            raise ValueError(f"sequence is {list(rows.shape)}, expected {list(mask.shape[:1])}: one id a row of mask.")
+        ids, self.position = torch.unique(rows, return_inverse=True)
+        self.size = len(ids)
+
+    def by_sequence(self, values: Tensor) -> Tensor:
+        """Sum float [B, T] over each sequence: [sequences]."""
+        return values.new_zeros(self.size).index_add_(0, self.position, values.sum(dim=1))
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum float [B, T] over the whole sequence of each row: [B]."""
+        return self.by_sequence(values)[self.position]
+
+    def means(self, values: Tensor, counted: Tensor) -> Tensor:
+        """Average float [B, T] over the tokens of each row's sequence that are counted: [B, 1]; 0 where none is."""
+        sums = self.sums(torch.where(counted, values, 0.0))
+        return (sums / self.sums(counted.to(values.dtype)).clamp(min=1))[:, None]
