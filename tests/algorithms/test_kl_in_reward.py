@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_rl.algorithms import KlRewardConfig, next_kl_coef, penalised_rewards
+from vla_rl.algorithms import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.errors import ConfigError
 
 
@@ -24,6 +24,14 @@ def test_nothing_to_pay_for_is_no_error() -> None:
 
 def test_a_fixed_weight_stays() -> None:
     assert next_kl_coef(KlRewardConfig(coef=0.001), 0.001, observed_kl=9.0, num_samples=64) == 0.001
+
+
+def test_the_kl_of_an_update_is_a_mean_over_tokens_or_over_trajectories() -> None:
+    # 10 tokens of 0.1 each, 1 token of 0.7, and an episode in which nothing was chosen
+    kl, num_tokens = np.array([1.0, 0.7, 0.0]), np.array([10, 1, 0])
+    assert mean_kl(kl, num_tokens, "tokens") == pytest.approx(1.7 / 11)
+    assert mean_kl(kl, num_tokens, "trajectories") == pytest.approx((0.1 + 0.7) / 2)
+    assert mean_kl(kl[2:], num_tokens[2:], "tokens") == mean_kl(kl[2:], num_tokens[2:], "trajectories") == 0.0
 
 
 def test_an_adaptive_weight_follows_the_target_by_a_bounded_step() -> None:

@@ -108,6 +108,17 @@ async def test_distance_from_the_reference_costs_where_it_is_taken() -> None:
     assert output.metrics["reward/reference_kl"] == pytest.approx(2.5 / 4)  # over the four tokens that ran
 
 
+async def test_the_distance_that_steers_the_weight_is_a_mean_over_tokens_or_over_trajectories() -> None:
+    # the first episode is 2.5 nats away over three tokens, the second 0 over one
+    references = [np.array([[-3.0, -1.0], [-1.5, -99.0]], np.float32), np.array([[-1.0, -99.0]], np.float32)]
+    for average, expected in (("tokens", 2.5 / 4), ("trajectories", 2.5 / 3 / 2)):
+        penalty = KlPenalty(KlRewardConfig(coef=0.5, target=1.0, horizon=10, average=average), max_staleness=0)
+        output = await penalty(0, [PAIR], [[1.0, 0.5]], [references])
+        assert output.metrics["reward/reference_kl"] == pytest.approx(expected)
+        error = max(expected - 1.0, -0.2)
+        assert penalty.state().next_coef == pytest.approx(0.5 * (1.0 + error * 2 / 10))
+
+
 async def test_an_update_that_is_made_again_has_the_coefficient_that_it_had() -> None:
     references = [np.full((2, 2), -2.0, np.float32), np.full((1, 2), -2.0, np.float32)]
     config = KlRewardConfig(coef=0.5, target=0.1, horizon=10)

@@ -30,7 +30,7 @@ from vla_rl.algorithms.filters import (
     require_satisfiable,
     within_accuracy,
 )
-from vla_rl.algorithms.kl_in_reward import KlRewardConfig, next_kl_coef, penalised_rewards
+from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.algorithms.losses import (
     CorrectionConfig,
     KlLossConfig,
@@ -112,6 +112,7 @@ __all__ = [
     "k3",
     "k3_plus",
     "leave_one_out_advantage",
+    "mean_kl",
     "next_kl_coef",
     "overlong_filter",
     "overlong_penalty",

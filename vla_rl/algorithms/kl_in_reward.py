@@ -1,9 +1,11 @@
-"""A penalty on the distance from the reference policy as part of the reward, and who sets its weight. NumPy.
+"""A penalty on the distance from the reference policy as part of the reward, and its weight. NumPy.
 
     token by token:  r_t -= coef * KL_t      before advantages are made, so that later tokens answer for it too
 
 Called by the reward node. The KL values are those of `vla_rl.algorithms.kl` for the weights that acted.
 """
+
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,10 @@ class KlRewardConfig(Config, frozen=True, kw_only=True):
 
     target: float | None = None
     """Mean KL per token that an adaptive weight steers to; none keeps the weight fixed."""
+
+    average: Literal["tokens", "trajectories"] = "tokens"
+    """Mean that an adaptive weight compares with the target: over all tokens of the update, or over trajectories, each with
+    the mean over its own tokens, so that a short one counts as much as a long one (verl, siiRL)."""
 
     horizon: int = 10_000
     """Samples over which an adaptive weight answers; larger is slower."""
@@ -64,6 +70,27 @@ def penalised_rewards(
     return np.where(mask, step_rewards - coef * used, 0.0), mean
 
 
+def mean_kl(
+    kl: NDArray[np.floating], num_tokens: NDArray[np.number], average: Literal["tokens", "trajectories"]
+) -> float:
+    """Average the KL of an update over its tokens, or over the means of its trajectories.
+
+    Args:
+        kl: float [N], summed over the tokens of each trajectory.
+        num_tokens: [N], how many those are; a trajectory without any does not count.
+        average: `KlRewardConfig.average`.
+
+    Returns: 0 if no trajectory has a token.
+    """
+    counts = np.asarray(num_tokens, dtype=np.float64)
+    acted = counts > 0.0
+    if not acted.any():
+        return 0.0
+    if average == "tokens":
+        return float(kl[acted].sum() / counts[acted].sum())
+    return float((kl[acted] / counts[acted]).mean())
+
+
 def next_kl_coef(config: KlRewardConfig, coef: float, observed_kl: float, num_samples: int) -> float:
     """The weight after an update (Ziegler et al. 2019, arXiv:1909.08593, section 2.2); `config.coef` where it is fixed.
 
@@ -72,7 +99,7 @@ def next_kl_coef(config: KlRewardConfig, coef: float, observed_kl: float, num_sa
     Args:
         config: target and horizon.
         coef: the weight until now, `config.coef` at first; it is all the state there is, so a checkpoint holds one number.
-        observed_kl: mean KL per token of the update.
+        observed_kl: mean KL per token of the update, from `mean_kl`.
         num_samples: trajectories of the update.
     """
     if config.target is None:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
-from vla_rl.algorithms.kl_in_reward import KlRewardConfig, next_kl_coef, penalised_rewards
+from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.engines.rows import executed_tokens
 from vla_rl.graph import NodeOutput
 from vla_rl.recipes.nodes.rewards import Reward, by_decision, by_group
@@ -72,7 +72,7 @@ class KlPenalty:
     ) -> NodeOutput:
         """Rewards by group, of each episode float [decisions]: each decision answers for its own tokens."""
         earlier, coef = self._coefs_until(update)
-        shaped, total, count = [], 0.0, 0
+        shaped, sums, counts = [], [], []
         for group, of_group, references in zip(groups, by_group(groups, rewards), reference_log_probs, strict=True):
             rows = []
             for trajectory, reward, reference in zip(group.trajectories, of_group, references, strict=True):
@@ -80,10 +80,11 @@ class KlPenalty:
                 everywhere = np.ones((1, len(kl)), bool)
                 row, _ = penalised_rewards(by_decision(trajectory, reward)[None], kl[None], everywhere, coef)
                 rows.append(row[0])
-                total, count = total + float(kl.sum()), count + num_tokens(trajectory)
+                sums.append(float(kl.sum()))
+                counts.append(num_tokens(trajectory))
             shaped.append(rows)
-        observed, num_episodes = total / max(count, 1), sum(len(group.trajectories) for group in groups)
-        next_coef = next_kl_coef(self._config, coef, observed, num_episodes)
+        observed = mean_kl(np.array(sums), np.array(counts), self._config.average)
+        next_coef = next_kl_coef(self._config, coef, observed, len(sums))
         self._state = KlCoefficient(update=update, coef=coef, next_coef=next_coef, earlier=earlier)
         return NodeOutput(shaped, metrics={"reward/reference_kl": observed, "reward/kl_coef": coef})
 
