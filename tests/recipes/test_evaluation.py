@@ -252,7 +252,7 @@ async def test_actions_are_cut_off_where_libero_s_controller_cuts_them_off() -> 
 
 
 async def test_a_policy_whose_numbers_are_none_is_named_at_once() -> None:
-    with pytest.raises(PolicyError, match="in an episode of 'toy/0' are not finite, with the weights after 4 updates"):
+    with pytest.raises(PolicyError, match=r"\('toy/0'\) is nan, with the weights after 4 updates"):
         await played(embodied_agent, toy_episodes(1), engine=Fixed(STILL, float("nan")))
 
 

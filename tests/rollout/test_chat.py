@@ -252,10 +252,11 @@ async def test_an_agent_without_a_policy_is_named() -> None:
         await play(Counting(9, agents=("solver", "checker")), {"solver": Speaker()})
 
 
-async def test_a_reply_whose_log_probs_are_no_numbers_is_named_at_once() -> None:
-    policy = EpisodePolicy(Speaker(log_prob=float("nan")), EPISODE)
+@pytest.mark.parametrize("log_prob", [float("nan"), float("-inf"), 0.5])
+async def test_a_reply_whose_log_probs_are_none_that_a_token_can_have_is_named_at_once(log_prob: float) -> None:
+    policy = EpisodePolicy(Speaker(log_prob=log_prob), EPISODE)
     with pytest.raises(
-        PolicyError, match=f"in an episode of '{EPISODE.task}' are not finite, with the weights after 5"
+        PolicyError, match=rf"token 0 of decision 0 of episode 3 \('none'\) is {log_prob}, with the weights after 5"
     ):
         await chat_agent(Counting(1), policy)
 

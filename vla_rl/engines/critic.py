@@ -26,6 +26,7 @@ from vla_rl.engines.micro_batches import micro_batches
 from vla_rl.engines.optimizer import PolicyOptimizer, StepReport
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.engines.scoring import in_parts
+from vla_rl.engines.sound_numbers import require_returns, require_values
 from vla_rl.errors import CheckpointError
 from vla_rl.types import Observation, Trajectory, derive_seed
 
@@ -89,7 +90,10 @@ class Critic:
         self._turn = asyncio.Lock()
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
-        """Values of every decision of every trajectory, and of the last observation where a time limit ended it."""
+        """Values of every decision of every trajectory, and of the last observation if a time limit ended it.
+
+        Raises: ValueError for a value that is not finite, naming its episode and decision.
+        """
         seen: list[Observation] = []
         for trajectory in trajectories:
             seen += [step.observation for step in trajectory.steps]
@@ -101,7 +105,9 @@ class Critic:
             judged = await in_parts(self._lane, self._trunk.prepare, self._judge, parts, "values")
         values = torch.zeros(len(seen))
         values[torch.cat(indices)] = torch.cat(judged)
-        return _by_trajectory(trajectories, values.numpy() * self._config.value_scale)
+        found = _by_trajectory(trajectories, values.numpy() * self._config.value_scale)
+        require_values(trajectories, found)
+        return found
 
     async def update(
         self,
@@ -123,9 +129,10 @@ class Critic:
         Returns: metrics by path. `critic/value_mean`, `critic/return_mean` (both in units of reward) and
         `critic/explained_variance`, 1 - Var(returns - values) / Var(returns), are of the values that the advantages were
         made with; `critic/loss` and `critic/value_clip_fraction` are of the optimizer steps.
-        Raises: ValueError for returns that do not fit or are not finite.
+        Raises: ValueError for returns or values that do not fit or are not finite.
         """
-        _check_returns(trajectories, returns)
+        require_returns(trajectories, returns)
+        require_values(trajectories, judged)
         observations = [step.observation for trajectory in trajectories for step in trajectory.steps]
         target = torch.from_numpy(np.concatenate(list(returns)).astype(np.float32)) / self._config.value_scale
         old = torch.from_numpy(np.concatenate([each.values for each in judged])) / self._config.value_scale
@@ -237,17 +244,6 @@ def _by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> li
         judged.append(Judged(values[start:end], float(values[end]) if cut_off else 0.0))
         start = end + cut_off
     return judged
-
-
-def _check_returns(trajectories: Sequence[Trajectory], returns: Sequence[np.ndarray]) -> None:
-    if len(trajectories) != len(returns):
-        raise ValueError(f"{len(returns)} returns for {len(trajectories)} trajectories, expected one array for each.")
-    for trajectory, each in zip(trajectories, returns, strict=True):
-        if each.shape != (len(trajectory.steps),) or not np.isfinite(each).all():
-            raise ValueError(
-                f"the returns of episode {trajectory.episode.episode_id} are {each.shape} or not finite, expected "
-                f"[{len(trajectory.steps)}] finite numbers; look at its rewards."
-            )
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ exact control step that ended the episode. Replies of different lengths are padd
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,7 +15,16 @@ from torch import Tensor
 
 from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.rows import Advantage, Row, Span, rows_of
+from vla_rl.engines.sound_numbers import require_log_probs
 from vla_rl.types import Observation, Trajectory
+
+BROKEN_ENGINE: Final = (
+    "the weights or inputs that it acted with hold NaN or infinity, or it reports something else than natural logs of "
+    "probabilities after temperature"
+)
+BROKEN_REFERENCE: Final = (
+    "look at the reference policy's weights, and whether it may choose the same tokens as the policy"
+)
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,8 @@ def decisions_of(
         advantages: one for each trajectory.
         reference_log_probs: for each trajectory float32 [T] of each decision, or None.
 
-    Raises: ValueError where there is nothing to learn from, or the advantages do not fit or are not finite.
+    Raises: ValueError if there is nothing to learn from, if log-probs or advantages do not fit, or for a number that is not
+        finite, naming its episode and decision.
     """
     if len(trajectories) != len(advantages):
         raise ValueError(f"{len(advantages)} advantages for {len(trajectories)} trajectories, expected one each.")
@@ -137,7 +147,7 @@ def decisions_of(
     _require_one_length(rows)
     kind = np.float32 if rows[0].tokens[0].dtype.kind == "f" else np.int64
     with_reference = reference_log_probs is not None
-    return Decisions(
+    decisions = Decisions(
         observations=tuple(row.seen for row in rows),
         tokens=_padded(rows, "tokens", lambda row: row.tokens, kind, NO_TOKEN),
         behavior_log_prob=_padded(rows, "log_probs", lambda row: row.log_probs, np.float32),
@@ -154,6 +164,10 @@ def decisions_of(
         else None,
         action_tokens=_action_tokens(trajectories),
     )
+    require_log_probs(decisions, decisions.behavior_log_prob, "the engine's", BROKEN_ENGINE)
+    if decisions.reference_log_prob is not None:
+        require_log_probs(decisions, decisions.reference_log_prob, "the reference's", BROKEN_REFERENCE)
+    return decisions
 
 
 def _action_tokens(trajectories: Sequence[Trajectory]) -> int:

@@ -34,6 +34,7 @@ from vla_rl.engines.optimizer import StepReport
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.engines.proximal import Proximal
 from vla_rl.engines.rows import Advantage
+from vla_rl.engines.sound_numbers import first_unsound, require_sound_model
 from vla_rl.engines.training import TeamState, Training, TrainingState, WeightSink
 from vla_rl.engines.update_metrics import (
     MicroBatchSums,
@@ -116,7 +117,8 @@ class Learner:
             advantages: of each trajectory one, one for each decision, or one for each token.
             reference_log_probs: for each trajectory float32 [T] of each decision, where the loss has a KL term.
 
-        Raises: ValueError where there is nothing to learn from or shapes do not fit; PolicyMismatchError where the first
+        Raises: ValueError if there is nothing to learn from, if shapes do not fit, or for a log-prob of an engine, the
+            reference or the model that is not finite or above 0, naming its episode; PolicyMismatchError if the first
             update's ratio is not 1; DivergedError for repeated gradients that are not finite.
         """
         decisions = await self._lane.prepare(decisions_of, trajectories, advantages, reference_log_probs)
@@ -197,6 +199,8 @@ class Learner:
         async with aclosing(self._lane.prepared_ahead(self._prepare, parts)) as prepared:
             async for (rows, counts), batch in prepared:
                 sums.append(await self._lane.run(self._backward, batch, rows, counts, compare, work="update"))
+        model = type(self._training.model).__name__
+        require_sound_model([rows for rows, _ in parts], [part.first_unsound for part in sums], model)
         return sums
 
     def _prepare(self, part: tuple[Decisions, Denominators]) -> Any:
@@ -205,6 +209,11 @@ class Learner:
     def _backward(self, batch: Any, rows: Decisions, counts: Denominators, compare: int | None) -> MicroBatchSums:
         rows = rows.on(self._training.device)
         log_prob, entropy = self._training.model.log_probs(batch, rows.tokens, rows.temperature)
+        if log_prob.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{type(self._training.model).__name__}.log_probs gave {log_prob.dtype}, expected torch.float32: "
+                "rounded to 8 bits a ratio of 1.0004 is 1. Call .float() on the logits before log_softmax."
+            )
         losses, diagnostics = self._loss(token_batch(rows, log_prob))
         if self._config.entropy_coef:
             losses = losses - self._config.entropy_coef * entropy
@@ -223,6 +232,7 @@ class Learner:
             gap_max=gap.max(),
             num_compared=is_same.sum(),
             tokens=torch.stack([versions, distance.double()])[:, rows.mask],
+            first_unsound=first_unsound(log_prob, entropy, rows.mask),
         )
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:

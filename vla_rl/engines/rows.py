@@ -22,16 +22,22 @@ Advantage: TypeAlias = float | np.ndarray
 
 @dataclass(frozen=True)
 class Span:
-    """Where the tokens of one decision stand.
+    """Where the tokens of one decision stand, and which decision it is.
 
     Attributes:
         decision: counted over all decisions of the update.
         start, stop: columns of the row.
+        episode_id: of its trajectory.
+        number: counted over the decisions of its trajectory.
+        agent: the one that decided.
     """
 
     decision: int
     start: int
     stop: int
+    episode_id: int
+    number: int
+    agent: str
 
 
 @dataclass
@@ -86,8 +92,16 @@ class Row:
         if has_reference:
             self.reference.append(nothing)
 
-    def say(self, step: Step, decision: int, advantage: np.ndarray, reference: np.ndarray | None) -> None:
-        """Tokens of a decision."""
+    def say(
+        self,
+        step: Step,
+        decision: int,
+        episode_id: int,
+        number: int,
+        advantage: np.ndarray,
+        reference: np.ndarray | None,
+    ) -> None:
+        """Add the tokens of a decision; the numbers are those of its `Span`."""
         chunk, start = step.chunk, self.num_tokens
         versions = chunk.weight_versions
         self.tokens.append(chunk.tokens)
@@ -97,7 +111,7 @@ class Row:
         self.versions.append(np.full(len(chunk.tokens), chunk.weight_version) if versions is None else versions)
         if reference is not None:
             self.reference.append(reference)
-        self.spans.append(Span(decision, start, start + len(chunk.tokens)))
+        self.spans.append(Span(decision, start, start + len(chunk.tokens), episode_id, number, step.agent))
         if "grammar" in step.observation:
             self.grammars.append((start, start + len(chunk.tokens), step.observation["grammar"]))
 
@@ -118,9 +132,10 @@ def rows_of(
         advantage: of the trajectory.
         reference: float32 [T] for each decision, or None.
 
-    Raises: ValueError for advantages or reference log-probs that do not fit, naming the episode.
+    Raises: ValueError for log-probs, reference log-probs or advantages that do not fit, naming the episode.
     """
     by_decision = _checked_advantage(trajectory, advantage)
+    _check_log_probs(trajectory)
     _check_reference(trajectory, reference)
     rows: list[Row] = []
     speaking: dict[str, tuple[Row, Step]] = {}
@@ -136,7 +151,7 @@ def rows_of(
         else:
             row.hear(heard, has_reference=reference is not None)
         own = None if reference is None else reference[number]
-        row.say(step, first_decision + number, by_decision[number], own)
+        row.say(step, first_decision + number, trajectory.episode.episode_id, number, by_decision[number], own)
         speaking[step.agent] = (row, step)
     return rows
 
@@ -159,6 +174,16 @@ def _heard_between(before: Step, step: Step) -> np.ndarray | None:
         return None
     heard: np.ndarray = prompt[len(past) :]
     return heard
+
+
+def _check_log_probs(trajectory: Trajectory) -> None:
+    for number, step in enumerate(trajectory.steps):
+        found, expected = step.chunk.log_probs.shape, step.chunk.tokens.shape
+        if found != expected:
+            raise ValueError(
+                f"decision {number} of episode {trajectory.episode.episode_id} has log_probs {list(found)} for tokens "
+                f"{list(expected)}, expected one for each."
+            )
 
 
 def _check_reference(trajectory: Trajectory, reference: Sequence[np.ndarray] | np.ndarray | None) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -13,10 +13,13 @@ from vla_rl.engines.decisions import Decisions, decisions_of
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.micro_batches import micro_batches
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.engines.sound_numbers import require_log_probs
 from vla_rl.types import Trajectory
 
 RowsT = TypeVar("RowsT")
 ResultT = TypeVar("ResultT")
+
+DISAGREES: Final = "look for NaN or infinity in its weights, and whether it may choose the same tokens as the engine"
 
 
 class Scorer:
@@ -27,19 +30,31 @@ class Scorer:
         lane: computes, one micro-batch at a time.
         size: of the micro-batches.
         work: under which the lane's time is counted.
+        whose: what an error calls the model.
     """
 
-    def __init__(self, model: TokenModel[Any], lane: DeviceLane, size: MicroBatchSize, work: str = "log_probs") -> None:
-        self._model, self._lane, self._size, self._work = model, lane, size, work
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        lane: DeviceLane,
+        size: MicroBatchSize,
+        work: str = "log_probs",
+        whose: str = "the learner's",
+    ) -> None:
+        self._model, self._lane, self._size, self._work, self._whose = model, lane, size, work, whose
 
     async def log_probs(self, decisions: Decisions) -> Tensor:
-        """float32 [N, T] on the CPU, 0 in the padding, at the temperatures at which the decisions were made."""
+        """Score every token: float32 [N, T] on the CPU, 0 in the padding, at the temperatures of the decisions.
+
+        Raises: ValueError for a number that no log-prob can be, naming its episode and decision.
+        """
         indices = micro_batches(decisions.num_read, self._size)
         parts = [decisions.rows(index) for index in indices]
         results = await in_parts(self._lane, self._prepare, self._score, parts, self._work)
         scores = torch.zeros(decisions.mask.shape)
         for index, result in zip(indices, results, strict=True):
             scores[index, : result.shape[1]] = result
+        require_log_probs(decisions, scores, self._whose, DISAGREES)
         return scores
 
     def _prepare(self, rows: Decisions) -> Any:
@@ -64,7 +79,7 @@ class Reference:
         self._frozen = model.copy()
         self._frozen.network.requires_grad_(False)
         size = MicroBatchSize(micro_batch, micro_batch_tokens)
-        self._scorer = Scorer(self._frozen, lane, size, work="reference")
+        self._scorer = Scorer(self._frozen, lane, size, work="reference", whose="the reference's")
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         """For each trajectory float32 [T] of each decision."""

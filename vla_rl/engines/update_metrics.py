@@ -25,6 +25,9 @@ class MicroBatchSums:
     tokens: Tensor
     """float64 [2, n]: of each unmasked token the version that chose it, and |log-ratio|."""
 
+    first_unsound: Tensor
+    """int64 []: see `sound_numbers.first_unsound`."""
+
 
 def update_metrics(
     sums: Sequence[MicroBatchSums], reports: Sequence[StepReport], weight_version: int

@@ -22,6 +22,7 @@ from vla_rl.types import (
     Sampling,
     ToolSpec,
     derive_seed,
+    first_impossible,
 )
 
 
@@ -125,12 +126,13 @@ class EpisodePolicy:
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
         """Choose an action chunk. Without `sampling`: the episode's own. Its seed is always this decision's.
 
-        Raises: PolicyError where a log-prob is NaN or infinite.
+        Raises: PolicyError for a log-prob that is NaN, infinite or above 0.
         """
         engine: PolicyEngine = self._engine  # type: ignore[assignment]  # which of the two it is, the agent knows
+        number = self._num_decisions
         with self._deciding(sampling) as chosen:
             chunk = await engine.act(observation, chosen)
-        self._require_numbers(chunk.log_probs, chunk.weight_version)
+        self._require_possible(number, chunk.log_probs, chunk.tokens, chunk.weight_version)
         return msgspec.structs.replace(chunk, temperature=chosen.temperature)
 
     async def generate(
@@ -146,21 +148,26 @@ class EpisodePolicy:
 
         Its tool calls have ids that no earlier one of the conversation has, whatever the engine's chat format called them.
 
-        Raises: PolicyError if a log-prob is NaN or infinite.
+        Raises: PolicyError for a log-prob that is NaN, infinite or above 0.
         """
         engine: LanguageEngine = self._engine  # type: ignore[assignment]
+        number = self._num_decisions
         with self._deciding(sampling) as chosen:
             reply = await engine.generate(prompt, tools=tools, sampling=chosen, max_tokens=max_tokens, options=options)
-        self._require_numbers(reply.log_probs, engine.weight_version)
+        self._require_possible(number, reply.log_probs, reply.tokens, engine.weight_version)
         earlier = () if isinstance(prompt, str | np.ndarray) else prompt
         message = with_unique_call_ids(reply.message, earlier)
         return msgspec.structs.replace(reply, message=message, temperature=chosen.temperature)
 
-    def _require_numbers(self, log_probs: np.ndarray, version: int) -> None:
-        if not np.isfinite(log_probs).all():
+    def _require_possible(self, number: int, log_probs: np.ndarray, tokens: np.ndarray, version: int) -> None:
+        place = first_impossible(log_probs, tokens)
+        if place is not None:
+            episode = self._episode
             raise PolicyError(
-                f"the policy's log-probs in an episode of {self._episode.task!r} are not finite, with the weights after "
-                f"{version} updates: its weights or its inputs hold NaN or infinity"
+                f"the policy's log-prob of token {place} of decision {number} of episode "
+                f"{episode.episode_id} ({episode.task!r}) is {log_probs[place]}, with the weights after {version} updates; "
+                "expected finite log-probs of at most 0. Look for NaN or infinity in its weights and inputs, and whether it "
+                "reports natural logs."
             )
 
     @contextmanager

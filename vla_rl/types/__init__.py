@@ -20,6 +20,7 @@ from vla_rl.types.language import (
     ToolCall,
     ToolSpec,
 )
+from vla_rl.types.log_probs import MAX_LOG_PROB, first_impossible
 from vla_rl.types.observation import Info, Observation
 from vla_rl.types.protocols import Agent, Env, EnvPool, Policy
 from vla_rl.types.reply_options import (
@@ -38,6 +39,7 @@ from vla_rl.types.trajectory import ActionChunk, ChunkOutcome, Group, Step, Stop
 __all__ = [
     "ANY_REPLY",
     "DEFAULT_AGENT",
+    "MAX_LOG_PROB",
     "ActionChunk",
     "Agent",
     "AgentPart",
@@ -75,5 +77,6 @@ __all__ = [
     "Trajectory",
     "agents_of",
     "derive_seed",
+    "first_impossible",
     "parts_of",
 ]
