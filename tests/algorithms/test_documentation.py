@@ -1,5 +1,6 @@
 """The examples of docs/algorithms.md, on a batch that is small enough to follow."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,17 @@ def test_the_page_names_the_defaults_as_they_are() -> None:
         if "PPO's" in rows[name]:
             told |= {field: value for field, value in PARAMETERS["ppo"].items() if isinstance(value, float)}
         assert told == {field: value for field, value in parameters.items() if isinstance(value, float)}, name
+
+
+def test_every_golden_case_has_a_row_on_the_page_and_every_row_a_case() -> None:
+    table = PAGE.read_text().split("## The same numbers as other systems")[1].split("Different on purpose")[0]
+    named = {tuple(name.split(": ")) for name in re.findall(r"`(\w+: [^`]+)`", table)}
+    folder = Path(__file__).parent / "golden"
+    cases = {path.stem: set(json.loads(path.read_text())["cases"]) for path in folder.glob("*.json")}
+    for project, start in named:
+        assert any(case.startswith(start) for case in cases[project]), (project, start)
+    for project, names in cases.items():
+        starts = tuple(start for other, start in named if other == project)
+        # where ours differs is a table of its own
+        elsewhere = ("advantage/gpg", "advantage/grpo/lone", "correction/loss", "reinpp")
+        assert {name for name in names if not name.startswith((*starts, *elsewhere))} == set()
