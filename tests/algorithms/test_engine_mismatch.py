@@ -37,6 +37,21 @@ def test_masking_drops_tokens_or_whole_sequences() -> None:
     assert weights(CorrectionConfig(mask="geometric"), (1.02, 1.0, 1.0)).all()  # 1.0066
 
 
+def test_padding_counts_neither_in_a_geometric_mean_nor_in_a_product() -> None:
+    # kappa 1.015 over two tokens, then padding: a mean over all three columns would be 1.00997, inside of the bounds
+    mask = torch.tensor([[True, True, False]])
+    for padding in (1.0, 50.0):
+        assert not weights(CorrectionConfig(mask="geometric"), (1.015, 1.015, padding), mask).any()
+        within = weights(CorrectionConfig(mask="geometric"), (1.009, 1.009, padding), mask)
+        torch.testing.assert_close(within, row(1.0, 1.0, 0.0))
+        product = weights(CorrectionConfig(truncate="sequence"), (1.2, 1.2, padding), mask)
+        torch.testing.assert_close(product, row(1.44, 1.44, 0.0))
+
+
+def test_bounds_belong_to_the_interval() -> None:
+    torch.testing.assert_close(weights(CorrectionConfig(mask="token"), (0.5, 2.0, 2.1)), row(1.0, 1.0, 0.0))
+
+
 def test_one_impossible_token_vetoes_its_whole_sequence() -> None:
     assert not weights(CorrectionConfig(veto_below=1e-4), (1.0, 1.0, 1e-5)).any()
     mask = torch.tensor([[True, True, False]])

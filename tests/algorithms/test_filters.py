@@ -5,6 +5,7 @@ import pytest
 
 from vla_rl.algorithms import (
     OverlongConfig,
+    group_advantage,
     has_equal_rewards,
     overlong_filter,
     overlong_penalty,
@@ -37,6 +38,19 @@ def test_bounds_that_nothing_can_satisfy_are_refused(lowest, highest) -> None:
 )
 def test_equal_rewards_are_recognised(rewards, equal) -> None:
     assert has_equal_rewards(rewards) is equal
+
+
+def test_rewards_that_differ_in_their_last_digit_are_not_equal_and_still_teach() -> None:
+    for rewards in ([0.5, np.nextafter(0.5, 1.0)], [1e-9, 0.0], [1.0, 1.0, 1.0 - 1e-7]):
+        assert not has_equal_rewards(rewards)
+        assert group_advantage(rewards).any()
+    same = [0.1 + 0.2] * 3  # whose mean is not exactly each of them
+    assert has_equal_rewards(same)
+    assert not group_advantage(same).any()
+
+
+def test_a_group_of_two_may_differ() -> None:
+    assert not has_equal_rewards([0.0, 1.0])
 
 
 def test_bounds_that_no_group_of_this_size_can_meet_are_refused_with_the_inequality() -> None:

@@ -87,6 +87,31 @@ def test_weighted_by_the_ratio_k3_is_the_divergence_of_the_present_policy_on_sam
     assert estimate == pytest.approx(divergence)
 
 
+def test_as_a_loss_on_older_samples_the_weighted_k3_has_the_gradient_of_the_divergence() -> None:
+    acted, reference = (torch.tensor(p, dtype=torch.float64).log() for p in ([0.4, 0.4, 0.2], [0.5, 0.3, 0.2]))
+
+    def gradient(estimate) -> torch.Tensor:
+        logits = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(estimate(torch.log_softmax(logits, dim=-1)), logits)[0]
+
+    wanted = gradient(lambda policy: (policy.exp() * (policy - reference)).sum())
+    on_older = gradient(lambda policy: (acted.exp() * importance_weighted_k3(policy, acted, reference)).sum())
+    torch.testing.assert_close(on_older, wanted)
+    # by hand for one token: rho = 2, d = log 2: d/dl rho k3 = rho k3 + rho (1 - e^d) = 2 (1 - log 2) - 2
+    token = torch.tensor([math.log(0.5)], dtype=torch.float64, requires_grad=True)
+    behavior, anchor = token.detach() - math.log(2.0), token.detach() + math.log(2.0)
+    (found,) = torch.autograd.grad(importance_weighted_k3(token, behavior, anchor).sum(), token)
+    assert found.item() == pytest.approx(2.0 * (1.0 - math.log(2.0)) - 2.0)
+
+
+def test_neither_the_policy_that_acted_nor_the_reference_gets_a_gradient() -> None:
+    log_prob, behavior, reference = (torch.tensor([value], requires_grad=True) for value in (-1.0, -1.5, -0.5))
+    importance_weighted_k3(log_prob, behavior, reference).sum().backward()
+    assert log_prob.grad is not None
+    assert behavior.grad is None
+    assert reference.grad is None
+
+
 def test_entropy_of_known_distributions() -> None:
     uniform = torch.zeros(256)
     coin = torch.log(torch.tensor([0.25, 0.75]))

@@ -19,6 +19,17 @@ def test_the_radius_follows_the_scale_of_the_data() -> None:
     assert centres(modes, radius_scale=100.0) == [[50.5]]
 
 
+def test_the_radius_is_the_median_of_the_nearest_distances_and_not_their_mean_or_least() -> None:
+    # nearest distances 1, 1, 1.4, 1.4, 50: median 1.4, mean 10.96, least 1
+    points = [[0.0], [1.0], [10.0], [11.4], [61.4]]
+    assert centres(points, radius_scale=1.01) == [[0.5], [10.7], [61.4]]
+    # 0 and 1 are neighbours only within the radius; a scale of 7 makes it 9.8, which joins 1 and 10
+    assert centres(points, radius_scale=7.0) == [[5.6], [61.4]]
+    # of an even number the median lies between the middle two: nearest distances 1, 1, 3, 3 give 2
+    assert centres([[0.0], [1.0], [10.0], [13.0]], radius_scale=1.4) == [[0.5], [10.0], [13.0]]
+    assert centres([[0.0], [1.0], [10.0], [13.0]], radius_scale=1.6) == [[0.5], [11.5]]
+
+
 def test_a_lone_success_is_a_reference_of_its_own() -> None:
     # nearest distances 1, 1, 49: the median 1 gives radius 1.5, so 50 belongs to no cluster
     assert centres([[0.0], [1.0], [50.0]]) == [[0.5], [50.0]]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vla_rl.algorithms import SrpoConfig, srpo_rewards
+from vla_rl.algorithms.srpo.released import released_rewards
 
 
 def released_reward(embeddings: list[list[float]], successes: list[bool], tasks: list[str]) -> list[float]:
@@ -59,6 +60,16 @@ def test_the_released_rule_equals_the_released_function(seed: int, spread: float
     expected = released_reward(embeddings.astype(float).tolist(), successes.tolist(), tasks)
     rewards = srpo_rewards(embeddings, successes, tasks, SrpoConfig(rule="released"))
     np.testing.assert_allclose(rewards, expected, atol=1e-6)
+
+
+def test_failures_closer_to_each_other_than_a_millionth_are_tied_and_others_are_ranked() -> None:
+    successes = np.zeros((1, 1))
+    for apart, expected in ((0.9e-6, [0.3, 0.3]), (1.1e-6, [0.595984, 0.004016])):
+        found = released_rewards(successes, np.array([[1.0], [1.0 + apart]]))
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    # exactly at the threshold they are ranked
+    found = released_rewards(successes, np.array([[0.0], [1e-6]]))
+    np.testing.assert_allclose(found, [0.595984, 0.004016], atol=1e-6)
 
 
 def test_the_oracle_itself_knows_the_published_constants() -> None:
