@@ -108,6 +108,12 @@ async def test_distance_from_the_reference_costs_where_it_is_taken() -> None:
     assert output.metrics["reward/reference_kl"] == pytest.approx(2.5 / 4)  # over the four tokens that ran
 
 
+async def test_a_distance_from_the_reference_that_is_not_finite_is_refused_with_its_episode() -> None:
+    references = [np.array([[-3.0, -1.0], [-np.inf, -99.0]], np.float32), np.array([[-1.0, -99.0]], np.float32)]
+    with pytest.raises(ValueError, match="the distance of decision 1 of episode 0 from the reference policy is inf"):
+        await KlPenalty(KlRewardConfig(coef=0.5), max_staleness=0)(0, [PAIR], [[1.0, 0.5]], [references])
+
+
 async def test_the_distance_that_steers_the_weight_is_a_mean_over_tokens_or_over_trajectories() -> None:
     # the first episode is 2.5 nats away over three tokens, the second 0 over one
     references = [np.array([[-3.0, -1.0], [-1.5, -99.0]], np.float32), np.array([[-1.0, -99.0]], np.float32)]

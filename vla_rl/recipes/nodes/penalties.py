@@ -105,17 +105,26 @@ class KlPenalty:
 
 
 def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.ndarray:
-    """float64 [decisions]: sum over executed tokens of log pi_behavior - log pi_reference, an estimate of the KL (k1).
+    """Sum log pi_behavior - log pi_reference over the executed tokens of each decision, an estimate of the KL (k1).
 
     Args:
         trajectory: with the log-probs of the weights that acted.
         reference: float32 [T] for each decision.
+
+    Returns: float64 [decisions]. Raises: ValueError for one that is not finite, naming the episode.
     """
     differences = [
         np.where(executed_tokens(step), step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()
         for step, row in zip(trajectory.steps, reference, strict=True)
     ]
-    return np.array(differences)
+    kl = np.array(differences)
+    bad = np.flatnonzero(~np.isfinite(kl))
+    if len(bad):
+        raise ValueError(
+            f"the distance of decision {bad[0]} of episode {trajectory.episode.episode_id} from the reference policy is "
+            f"{kl[bad[0]]}, expected a finite number; look at the log-probs of the reference and of the engine."
+        )
+    return kl
 
 
 def num_tokens(trajectory: Trajectory) -> int:
