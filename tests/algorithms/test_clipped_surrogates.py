@@ -26,6 +26,28 @@ def test_a_clipped_token_has_no_gradient_and_the_others_have_the_ratio_times_the
     torch.testing.assert_close(gradient(clipped, batch), row(0.0, -0.5, 1.5, 0.0))
 
 
+def test_dual_clip_leaves_a_slightly_good_token_as_it_is() -> None:
+    losses, _ = clipped(batch_of((1.0, 0.9), (0.5, 0.01)), dual_clip=3.0)
+    torch.testing.assert_close(losses, row(-0.5, -0.009))
+
+
+def test_the_diagnostics_by_hand() -> None:
+    # log-ratios log 2 and -log 4; the third token does not count
+    mask = torch.tensor([[True, True, False]])
+    _, told = clipped(batch_of((2.0, 0.25, 9.0), (1.0, 1.0, 1.0), mask=mask))
+    k1 = (-math.log(2.0) + math.log(4.0)) / 2
+    assert told.metrics() == pytest.approx(
+        {
+            "ratio_mean": 1.125,
+            "ratio_max": 2.0,
+            "kl_k1": k1,
+            "kl_k3": (2.25 - 2.0) / 2 + k1,
+            "clip_fraction": 0.5,
+            "dropped_fraction": 0.0,
+        }
+    )
+
+
 def test_dual_clip_bounds_only_the_loss_of_bad_tokens() -> None:
     losses, diagnostics = clipped(batch_of((10.0, 2.0, 10.0), (-1.0, -1.0, 1.0)), dual_clip=3.0)
     torch.testing.assert_close(losses, row(3.0, 2.0, -1.28))

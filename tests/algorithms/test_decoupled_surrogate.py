@@ -35,6 +35,19 @@ def test_decoupled_ppo_drops_tokens_whose_behavior_weight_is_beyond_the_cap() ->
     assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(0.5)
 
 
+def test_a_weight_at_the_cap_is_kept_and_padding_may_hold_anything() -> None:
+    mask = torch.tensor([[True, True, False]])
+    batch = batch_of((4.0, 4.5, 1.0), (1.0,) * 3, proximal_log_prob=ratios_of(4.0, 4.5, 1.0), mask=mask)
+    at_the_cap = (batch.proximal_log_prob - batch.behavior_log_prob)[0, 0].exp().item()
+    losses, _ = decoupled_surrogate(batch, clip_low=0.2, clip_high=0.28, behavior_weight_cap=at_the_cap)
+    torch.testing.assert_close(losses, row(-4.0, 0.0, 0.0))
+    given = dataclasses.replace(batch, correction_weight=row(2.0, 0.0, float("nan")))
+    losses, diagnostics = decoupled_surrogate(given, clip_low=0.2, clip_high=0.28)
+    torch.testing.assert_close(losses, row(-2.0, 0.0, 0.0))
+    assert diagnostics.metrics()["behavior_weight_mean"] == pytest.approx(1.0)
+    assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(0.5)
+
+
 def test_decoupled_ppo_is_ppo_where_the_proximal_policy_is_the_one_that_acted() -> None:
     batch, clips = (
         batch_of((1.5, 0.7), (1.0, -2.0), proximal_log_prob=row(0.0, 0.0)),

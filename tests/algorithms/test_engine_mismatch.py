@@ -56,6 +56,8 @@ def test_one_impossible_token_vetoes_its_whole_sequence() -> None:
     assert not weights(CorrectionConfig(veto_below=1e-4), (1.0, 1.0, 1e-5)).any()
     mask = torch.tensor([[True, True, False]])
     torch.testing.assert_close(weights(CorrectionConfig(veto_below=1e-4), (1.0, 1.0, 1e-5), mask), row(1.0, 1.0, 0.0))
+    just = float(ratios_of(1e-4).exp())
+    assert weights(CorrectionConfig(veto_below=just), (1.0, 1.0, 1e-4)).all()
 
 
 def test_masks_judge_before_truncation() -> None:
@@ -96,6 +98,35 @@ def test_the_diagnostics_by_hand() -> None:
         },
         abs=1e-12,
     )
+
+
+def test_the_diagnostics_of_sequences_of_different_lengths_by_hand() -> None:
+    # kappa 4, 1, 1 and 2 alone; the first is dropped: one token of four, in the first of two sequences
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    proximal = torch.cat([ratios_of(4.0, 1.0, 1.0), ratios_of(2.0, 9.0, 9.0)])
+    config = CorrectionConfig(mask="token", mask_high=3.0)
+    told = engine_correction(config, proximal, torch.zeros(2, 3, dtype=torch.float64), mask).diagnostics
+    k1 = -(math.log(4) + math.log(2)) / 4
+    assert told.metrics() == pytest.approx(
+        {
+            "log_prob_gap_mean": -k1,
+            "log_prob_gap_max": math.log(4),
+            "engine_kl_k1": k1,
+            "engine_kl_k3": (8.0 - 4.0) / 4 + k1,
+            "engine_chi2_token": (16.0 + 1.0 + 1.0 + 4.0) / 4 - 1,
+            "engine_chi2_sequence": (16.0 + 4.0) / 2 - 1,
+            "engine_ess": 8.0**2 / (4 * 22.0),
+            "engine_dropped_fraction": 0.25,
+        }
+    )
+
+
+def test_a_token_that_the_engine_found_impossible_has_a_bounded_weight() -> None:
+    found = engine_correction(
+        CorrectionConfig(truncate="token", truncate_at=1e12), row(-1.0, -1.0), row(-31.0, -1.0), ALL[:, :2]
+    )
+    torch.testing.assert_close(found.weight, row(math.exp(20.0), 1.0))
+    assert found.diagnostics.metrics()["log_prob_gap_max"] == 20.0
 
 
 def test_an_engine_that_agrees_loses_nothing_whatever_the_correction() -> None:

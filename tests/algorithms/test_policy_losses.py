@@ -58,6 +58,28 @@ def test_gmpo_clips_each_ratio_before_the_geometric_mean() -> None:
     torch.testing.assert_close(losses, row(expected, expected))
 
 
+def test_gmpos_clip_fraction_counts_the_tokens_that_were_bounded() -> None:
+    _, told = loss_of("gmpo")(batch_of((2.0, 1.1, 0.9), (1.0, 1.0, 1.0)))
+    assert told.metrics()["clip_fraction"] == pytest.approx(1 / 3)
+
+
+def test_ratios_of_sequences_and_control_steps_are_bounded_however_far_the_policy_went() -> None:
+    far = TokenBatch(
+        log_prob=row(0.0, 0.0).requires_grad_(),
+        behavior_log_prob=row(-15.0, -15.0),
+        advantage=row(-1.0, -1.0),
+        mask=torch.ones(1, 2, dtype=torch.bool),
+    )
+    # a mean of 15 is cut at 10, a product of 30 at 20; what is cut has no gradient
+    for config, expected in (
+        (PolicyLossConfig(name="gspo"), math.exp(10.0)),
+        (PolicyLossConfig(name="gmpo", clip_high=100.0), math.exp(10.0)),
+        (PolicyLossConfig(level="chunk"), math.exp(20.0) / 2),
+    ):
+        torch.testing.assert_close(policy_loss(config)(far)[0], row(expected, expected))
+        assert not gradient(policy_loss(config), far).any()
+
+
 def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
     batch = batch_of((8.0, 0.1), (1.0, -2.0))
     losses, diagnostics = loss_of("cispo")(batch)
@@ -162,6 +184,32 @@ def test_the_share_of_tokens_that_is_chosen_is_of_those_that_are_not_padding() -
         assert not chosen[:, 4:].any()
 
 
+def test_a_share_of_nothing_chooses_nothing_and_any_other_at_least_one_token() -> None:
+    for share, chosen in ((0.0, 0), (1e-9, 1)):
+        for config in (
+            PolicyLossConfig(name="clip_cov", covariance_share=share, covariance_low=-5.0),
+            PolicyLossConfig(name="kl_cov", covariance_share=share),
+        ):
+            assert int(chosen_tokens(config, covariance_batch()).sum()) == chosen
+
+
+def test_padding_has_no_covariance_and_is_not_penalised_where_that_of_every_token_is_lower() -> None:
+    # means -1.5 and 2: covariances -0.5 and -0.5; of the padding it would be (0 - 2) * (0 + 1.5)
+    batch = TokenBatch(
+        log_prob=row(-2.0, -1.0, -7.0),
+        behavior_log_prob=row(-2.0, -1.0, -7.0),
+        advantage=row(3.0, 1.0, 9.0),
+        mask=torch.tensor([[True, True, False]]),
+    )
+    torch.testing.assert_close(token_covariance(batch), row(-0.5, -0.5, 0.0))
+    config = PolicyLossConfig(name="kl_cov", covariance_share=0.5)
+    assert chosen_tokens(config, batch).tolist() == [[True, False, False]]
+    for name in ("kl_cov", "clip_cov"):
+        assert loss_of(name)(batch)[1].metrics()["covariance"] == pytest.approx(-0.5)
+    alone = dataclasses.replace(batch, mask=torch.tensor([[True, False, False]]))
+    torch.testing.assert_close(token_covariance(alone), row(0.0, 0.0, 0.0))
+
+
 def test_candidates_are_taken_evenly_spaced() -> None:
     log_prob = row(*[-1.0] * 8)
     batch = TokenBatch(log_prob, log_prob, row(*[1.0] * 8), torch.ones(1, 8, dtype=torch.bool))
@@ -254,6 +302,22 @@ def test_ipo_teaches_where_every_advantage_is_zero_as_long_as_it_pulls() -> None
     assert not PolicyLossConfig(name="ipo", penalty_coef=0.0).has_terms_without_advantage
 
 
+def test_a_token_at_the_bound_of_a_trust_region_is_kept() -> None:
+    batch = probabilities((0.75, 0.25), (0.5, 0.5), (1.0, -1.0))
+    up, down = (batch.log_prob.detach().exp() - batch.behavior_log_prob.exp())[0].tolist()
+    for name in ("dppo", "ipo"):
+        at_the_bound = {"probability_high": up, "probability_low": -down, "penalty_coef": 0.0}
+        torch.testing.assert_close(loss_of(name, **at_the_bound)(batch)[0], row(-1.5, 0.5))
+        within = {"probability_high": 0.99 * up, "probability_low": -0.99 * down, "penalty_coef": 0.0}
+        assert not loss_of(name, **within)(batch)[0].any()
+    high, low = (batch.log_prob.detach() - batch.behavior_log_prob)[0].exp().tolist()
+    torch.testing.assert_close(loss_of("icepop", weight_low=low, weight_high=high)(batch)[0], row(-1.5, 0.5))
+    # squared log-ratios a < b: their mean is the bound
+    squares = (batch.log_prob.detach() - batch.behavior_log_prob).square()[0].sort().values
+    moment = float(squares.cumsum(0)[1] / 2)
+    assert loss_of("m2po", max_second_moment=moment)(batch)[0].all()
+
+
 def test_icepop_is_zero_outside_of_its_interval_of_ratios() -> None:
     losses, _ = loss_of("icepop")(batch_of((0.4, 0.6, 4.0, 6.0), (1.0, 1.0, -1.0, -1.0)))
     torch.testing.assert_close(losses, row(0.0, -0.6, 4.0, 0.0))
@@ -270,6 +334,19 @@ def test_opsm_drops_bad_sequences_that_the_policy_has_left() -> None:
     losses, diagnostics = loss_of("opsm", max_sequence_kl=0.1)(batch)
     torch.testing.assert_close(losses, torch.cat([row(0.0, 0.0), row(2.0, 1.0), row(-0.5, -1.0)]))
     assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(1 / 3)
+
+
+def test_opsm_keeps_good_sequences_and_those_at_the_bound() -> None:
+    # the policy has halved every probability: a drift of log 2
+    for advantage in (0.5, 0.0):
+        losses, told = loss_of("opsm", max_sequence_kl=0.1)(batch_of((0.5, 0.5), (advantage, advantage)))
+        torch.testing.assert_close(losses, row(*[-advantage * 0.5] * 2))
+        assert told.metrics()["dropped_fraction"] == 0.0
+    batch = batch_of((0.5, 0.5), (-1.0, -1.0))
+    assert loss_of("opsm", max_sequence_kl=sequence_drift(batch).item())(batch)[0].all()
+    # a token that the sampler found certain and the policy impossible counts as 20 nats
+    far = TokenBatch(row(-50.0, -1.0), row(0.0, -1.0), row(1.0, 1.0), torch.ones(1, 2, dtype=torch.bool))
+    assert sequence_drift(far).item() == 10.0
 
 
 def drifted(sampler: float, proximal: float) -> TokenBatch:
