@@ -113,6 +113,13 @@ def test_packing_the_tokens_of_a_trajectory_into_other_rows_changes_nothing(name
     assert tokens.sum() == apart[apart_mask].sum() == packed[packed_mask].sum()
 
 
+def test_one_token_is_an_update() -> None:
+    mask = torch.tensor([[True, False]])
+    for name, expected in (("token_mean", 3.0), ("seq_mean_token_sum_norm", 6.0)):
+        found = aggregation(name)(torch.tensor([[3.0, 9.0]]), mask, count_denominators(mask, length=0.5))
+        assert found.item() == expected
+
+
 def test_the_normalised_sum_needs_its_constant() -> None:
     with pytest.raises(ValueError, match=r"needs Denominators.length, a constant of the run"):
         seq_mean_token_sum_norm(LOSSES, MASK, count_denominators(MASK))

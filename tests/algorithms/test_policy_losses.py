@@ -58,8 +58,9 @@ def test_gmpo_clips_each_ratio_before_the_geometric_mean() -> None:
     torch.testing.assert_close(losses, row(expected, expected))
 
 
-def test_gmpos_clip_fraction_counts_the_tokens_that_were_bounded() -> None:
-    _, told = loss_of("gmpo")(batch_of((2.0, 1.1, 0.9), (1.0, 1.0, 1.0)))
+@pytest.mark.parametrize(("name", "bound"), [("gmpo", 2.0), ("cispo", 6.0), ("cpgd", 2.0)])
+def test_the_clip_fraction_counts_the_tokens_that_were_bounded(name: str, bound: float) -> None:
+    _, told = loss_of(name)(batch_of((bound, 1.1, 0.9), (1.0, 1.0, 1.0)))
     assert told.metrics()["clip_fraction"] == pytest.approx(1 / 3)
 
 

@@ -22,6 +22,26 @@ def test_the_worse_of_the_new_value_and_the_held_one_counts() -> None:
     assert diagnostics.metrics()["value_clip_fraction"] == pytest.approx(1 / 3)
 
 
+def test_the_diagnostics_count_what_is_not_masked() -> None:
+    # held at old +- 0.5: of the first the held value is worse, of the second the new one, the third is not held
+    nan, mask = float("nan"), torch.tensor([[True, True, True, False]])
+    values, old, returns = row(2.0, -2.0, 0.4, nan), row(0.0, 0.0, 0.0, nan), row(3.0, 1.0, 0.0, nan)
+    _, diagnostics = clipped_value_loss(values, old, returns, mask, clip=0.5)
+    # errors 1, 3, -0.4: variance of the returns 14 / 9
+    errors = [1.0, 3.0, -0.4]
+    left = sum(error**2 for error in errors) / 3 - (sum(errors) / 3) ** 2
+    assert diagnostics.metrics() == pytest.approx(
+        {
+            "value_mean": 0.4 / 3,
+            "return_mean": 4.0 / 3,
+            "value_clip_fraction": 1 / 3,
+            "explained_variance": 1.0 - left / (14 / 9),
+        }
+    )
+    _, both = clipped_value_loss(row(2.0, 3.0), row(0.0, 0.0), row(3.0, 4.0), torch.ones(1, 2).bool(), clip=0.5)
+    assert both.metrics()["value_clip_fraction"] == 1.0
+
+
 def test_huber_is_linear_beyond_its_delta() -> None:
     losses, _ = clipped_value_loss(row(0.5, 3.0, -3.0), row(0.0, 0.0, 0.0), row(0.0, 0.0, 0.0), YES, huber_delta=1.0)
     torch.testing.assert_close(losses, row(0.125, 2.5, 2.5))
