@@ -281,3 +281,14 @@ def test_a_number_that_is_not_finite_is_refused_with_the_episode(bad) -> None:
 def test_a_batch_that_does_not_fit_is_refused_by_name(fields, message) -> None:
     with pytest.raises(ValueError, match=message):
         RewardBatch(**({"rewards": np.zeros(2)} | fields))
+
+
+def test_whitening_divides_by_the_root_of_the_variance_and_a_little() -> None:
+    mask = np.array([[True, True, False]])
+    # 0 and 2e-4: mean 1e-4, variance over n - 1 2e-8
+    found = whiten(np.array([[0.0, 2e-4, 7.0]]), mask)
+    expected = 1e-4 / np.sqrt(2e-8 + 1e-8)
+    np.testing.assert_allclose(found, [[-expected, expected, 0.0]])
+    # equal values whose mean differs from them by rounding
+    assert whiten(np.array([[0.1 + 0.2] * 3]), np.ones((1, 3), bool)).tolist() == [[0.0] * 3]
+    assert whiten(np.array([[5.0, 1.0]]), np.array([[True, False]])).tolist() == [[0.0, 0.0]]
