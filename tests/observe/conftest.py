@@ -21,6 +21,8 @@ def make_trajectory() -> Callable[..., Trajectory]:
         size: int = 32,
         instruction: str = "open the drawer",
         key: str = "image",
+        reward: float = 0.0,
+        is_judged: bool = True,
     ) -> Trajectory:
         chunk = ActionChunk(
             actions=np.zeros((1, 7), np.float32),
@@ -38,11 +40,12 @@ def make_trajectory() -> Callable[..., Trajectory]:
                 episode_id=episode_id, group_id=0, member=0, env=EnvSpec(id="toy"), task=task, seed=0, policy_seed=0
             ),
             steps=tuple(
-                Step(observation=observation(number), chunk=chunk, rewards=np.zeros(1, np.float32))
+                Step(observation=observation(number), chunk=chunk, rewards=np.full(1, reward, np.float32))
                 for number in range(num_steps)
             ),
             final_observation=observation(num_steps),
             stop_reason=StopReason.SUCCESS if is_success else StopReason.TIME_LIMIT,
+            info={"is_success": is_success} if is_judged else {},
         )
 
     return make

@@ -24,6 +24,26 @@ def test_success_rate_looks_back_over_the_recent_episodes(make_trajectory) -> No
     assert progress.snapshot().num_episodes == 6
 
 
+def test_success_is_unknown_of_a_task_whose_infos_never_have_the_key(make_trajectory) -> None:
+    progress = RunProgress(10)
+    for reward in (0.25, 0.75):
+        progress.episode_done(make_trajectory(task="cartpole", is_success=False, is_judged=False, reward=reward))
+    snapshot = progress.snapshot()
+    assert snapshot.success_rate is None
+    assert snapshot.mean_return == 2.0  # of 4 steps at 0.25, and of 4 at 0.75
+    assert (snapshot.tasks["cartpole"].success_rate, snapshot.tasks["cartpole"].mean_return) == (None, 2.0)
+
+
+def test_the_success_rate_counts_only_tasks_whose_success_is_known(make_trajectory) -> None:
+    progress = RunProgress(10)
+    for _ in range(3):
+        progress.episode_done(make_trajectory(task="cartpole", is_success=False, is_judged=False))
+    # an agent's own limit may leave an episode without the key; its task is known from the others
+    for is_success, is_judged in ((True, True), (False, False)):
+        progress.episode_done(make_trajectory(task="drawer", is_success=is_success, is_judged=is_judged))
+    assert progress.snapshot().success_rate == 0.5
+
+
 def test_env_steps_per_second_looks_back_over_the_window(make_trajectory) -> None:
     clock = Clock()
     progress = RunProgress(10, rate_window_s=30.0, clock=clock)

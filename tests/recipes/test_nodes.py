@@ -12,7 +12,7 @@ from vla_rl.algorithms.filters import OverlongConfig
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
 from vla_rl.engines import Judged
 from vla_rl.engines.packing import pack, unpack
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, EnvError
 from vla_rl.recipes.nodes.advantages import CriticAdvantage, GroupAdvantage
 from vla_rl.recipes.nodes.penalties import KlCoefficient, KlPenalty, OverlongPenalty
 from vla_rl.recipes.nodes.rewards import GroupReward, RewardConfig
@@ -22,7 +22,12 @@ from vla_rl.recipes.training_config import FilterConfig
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Group, Step, StopReason, Trajectory
 
 
-def trajectory(rewards: list[list[float]], number: int = 0, stop: StopReason = StopReason.TERMINATED) -> Trajectory:
+def trajectory(
+    rewards: list[list[float]],
+    number: int = 0,
+    stop: StopReason = StopReason.TERMINATED,
+    info: dict[str, Any] | None = None,
+) -> Trajectory:
     """One decision for each list of rewards; chunks of two control steps with one token each, of log-prob -1."""
     steps = tuple(
         Step(
@@ -40,7 +45,7 @@ def trajectory(rewards: list[list[float]], number: int = 0, stop: StopReason = S
     spec = EpisodeSpec(
         episode_id=number, group_id=0, member=number, env=EnvSpec(id="none"), task="none", seed=0, policy_seed=0
     )
-    return Trajectory(episode=spec, steps=steps, final_observation={}, stop_reason=stop)
+    return Trajectory(episode=spec, steps=steps, final_observation={}, stop_reason=stop, info=info or {})
 
 
 def group_of(*members: Trajectory) -> Group:
@@ -58,6 +63,33 @@ async def rewards_of(**config: Any) -> list[Any]:
 async def test_the_environment_pays_for_each_decision_and_success_for_the_episode() -> None:
     assert await rewards_of(function="environment") == [[3.0, 4.0], [0.5]]
     assert await rewards_of(function="success") == [0.0, 1.0]
+
+
+SILENT = group_of(trajectory([[1.0]], 0), trajectory([[1.0]], 1, StopReason.TIME_LIMIT))
+"""Episodes of an environment whose infos never have `is_success`."""
+
+
+async def test_the_success_rate_of_a_group_is_left_out_if_success_is_unknown() -> None:
+    assert (await GroupReward(RewardConfig())(PAIR)).metrics["reward/success_rate"] == 0.5
+    assert "reward/success_rate" not in (await GroupReward(RewardConfig())(SILENT)).metrics
+
+
+async def test_a_reward_for_success_is_refused_if_success_is_unknown() -> None:
+    with pytest.raises(EnvError, match=r"reward.function is 'success', but no episode of none .* 'is_success'"):
+        await GroupReward(RewardConfig(function="success"))(SILENT)
+
+
+@pytest.mark.parametrize("config", [FilterConfig(accuracy_bounds=(0.1, 0.9)), FilterConfig(drop_equal="success")])
+def test_a_filter_by_success_is_refused_if_success_is_unknown(config: FilterConfig) -> None:
+    is_kept = kept_groups(config)
+    assert is_kept is not None
+    with pytest.raises(EnvError, match="filters groups by success"):
+        is_kept(SILENT)
+
+
+async def test_episodes_that_the_agent_cut_off_are_failures_though_nobody_judged_them() -> None:
+    cut = group_of(trajectory([[1.0]], 0, StopReason.TURN_LIMIT))
+    assert (await GroupReward(RewardConfig(function="success"))(cut)).batch == [0.0]
 
 
 @pytest.mark.parametrize("manager", ["each", "threads"])
@@ -219,7 +251,10 @@ def test_groups_that_are_worth_an_update_are_kept(config: FilterConfig, is_kept:
 
 
 def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() -> None:
-    equal = group_of(trajectory([[1.0, 1.0]], 0), trajectory([[2.0]], 1, StopReason.TIME_LIMIT))
+    unsolved = {"is_success": False}
+    equal = group_of(
+        trajectory([[1.0, 1.0]], 0, info=unsolved), trajectory([[2.0]], 1, StopReason.TIME_LIMIT, unsolved)
+    )
     kept = {
         config: keep(equal)
         for config in (

@@ -80,10 +80,20 @@ def test_weights_that_were_judged_alone_are_compared_with_nothing() -> None:
 def test_each_task_has_a_curve_where_several_are_played() -> None:
     rates = {"rollout/success_rate": 0.5, "rollout/success_rate/libero_object/6": 1.0}
     rows = [{"update": 1.0, **rates, "rollout/success_rate/libero_object/1": 0.0}, {"update": 2.0, **rates}]
-    assert tasks_in(rows) == ["libero_object/1", "libero_object/6"]
+    assert tasks_in(rows, "rollout/success_rate") == ["libero_object/1", "libero_object/6"]
     chart = success_chart(rows, [])
+    assert chart is not None
     assert "libero_object/1" in chart
     assert "libero_object/6" in chart
+
+
+def test_the_page_of_a_run_whose_success_is_unknown_shows_returns_instead(run: RunDirectory) -> None:
+    rows = [{"update": update, "wall_time_s": 60.0 * update, "rollout/mean_return": 0.5 * update} for update in (1, 2)]
+    run.metrics.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    page = write_report(run).read_text()
+    assert "<h2>Success</h2>" not in page
+    assert "<h2>Return</h2>" in page
+    assert "No episode of this run had <code>is_success</code> in its info" in page
 
 
 def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: RunDirectory) -> None:

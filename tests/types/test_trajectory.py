@@ -1,5 +1,6 @@
 """A trajectory counts exactly what ran."""
 
+import msgspec
 import numpy as np
 
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Group, Step, StopReason, Trajectory
@@ -38,6 +39,23 @@ def test_staleness_is_counted_from_the_oldest_chunk() -> None:
 def test_only_success_is_success() -> None:
     successes = {reason for reason in StopReason if trajectory(reason).is_success}
     assert successes == {StopReason.SUCCESS, StopReason.SUCCESS_AT_LIMIT}
+
+
+def test_success_is_known_from_the_info_or_from_the_agent() -> None:
+    silent = trajectory(StopReason.TIME_LIMIT)
+    assert not silent.is_success_known
+    assert msgspec.structs.replace(silent, info={"is_success": False}).is_success_known
+    assert trajectory(StopReason.SUCCESS).is_success_known
+
+
+def test_an_episode_is_ended_by_the_environment_or_by_a_limit_of_the_agent() -> None:
+    agents_limits = {reason for reason in StopReason if not reason.is_of_environment}
+    assert agents_limits == {
+        StopReason.TURN_LIMIT,
+        StopReason.TOKEN_LIMIT,
+        StopReason.DEADLINE,
+        StopReason.ABORTED,
+    }
 
 
 def test_only_what_we_ended_was_cut_off() -> None:

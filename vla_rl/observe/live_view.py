@@ -1,13 +1,13 @@
 """The run as a person sees it: a live table in a terminal, one line an update anywhere else.
 
 In a terminal a thread of rich's renders a few times a second; the loop only changes counters. Elsewhere `after_update`
-prints one line.
+prints one line. If an environment never reports success, one more line says so, once.
 """
 
 import datetime
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from vla_rl.actors import Wait, current_waits
-from vla_rl.observe.progress import RunProgress, Snapshot
+from vla_rl.observe.progress import RunProgress, Snapshot, TaskTally
 
 MAX_WAITS = 5
+MAX_TASKS = 3
+"""Tasks that the line about unknown success names."""
 
 
 class LiveView:
@@ -40,6 +42,7 @@ class LiveView:
     ) -> None:
         self._progress, self._waits = progress, waits
         self._console = console if console is not None else Console(file=sys.stdout)
+        self._has_noted = False
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=refresh_hz)
@@ -54,10 +57,14 @@ class LiveView:
             self._live.stop()
 
     def after_update(self) -> None:
-        """Print the line of an update where there is no terminal; in a terminal the table already shows it."""
+        """Print the line of an update, except in a terminal, where the table shows it; and, once, what is not known."""
+        snapshot = self._progress.snapshot()
         if self._live is None:
-            line = update_line(self._progress.snapshot())
-            self._console.print(Text(line), soft_wrap=True)
+            self._console.print(Text(update_line(snapshot)), soft_wrap=True)
+        note = None if self._has_noted else unknown_success(snapshot.tasks)
+        if note is not None:
+            self._has_noted = True
+            self._console.print(Text(note), soft_wrap=True)
 
     def _render(self) -> Group:
         return live_table(self._progress.snapshot(), self._waits(), time.monotonic())
@@ -68,15 +75,30 @@ def update_line(snapshot: Snapshot) -> str:
     parts = [
         f"update {snapshot.update}/{snapshot.num_updates}",
         f"episodes {snapshot.num_episodes}",
-        f"success {_share(snapshot.success_rate)}",
+        f"success {share(snapshot.success_rate)}",
+        f"return {figure(snapshot.mean_return)}",
         f"env steps/s {snapshot.env_steps_per_s:,.1f}",
     ]
     if snapshot.policy_busy_share is not None:
-        parts.append(f"policy busy {_share(snapshot.policy_busy_share)}")
+        parts.append(f"policy busy {share(snapshot.policy_busy_share)}")
     if snapshot.critical_path:
         parts.append(snapshot.critical_path)
     parts.append(f"eta {_duration(snapshot.eta_s)}")
     return "  ".join(parts)
+
+
+def unknown_success(tasks: Mapping[str, TaskTally]) -> str | None:
+    """The line that names the tasks whose success is not known, and the remedy; None if there are none."""
+    unknown = [task for task, tally in tasks.items() if not tally.is_success_known]
+    if not unknown:
+        return None
+    named = ", ".join(unknown[:MAX_TASKS]) + (
+        f" and {len(unknown) - MAX_TASKS} more" if len(unknown) > MAX_TASKS else ""
+    )
+    return (
+        f"success is shown as '-': no episode of {named} has had 'is_success' in its info so far; judge the run by its "
+        "return, or set info['is_success'] in the environment's last step (train_toy: --success-return)"
+    )
 
 
 def live_table(snapshot: Snapshot, waits: Sequence[Wait], now_s: float) -> Group:
@@ -85,8 +107,9 @@ def live_table(snapshot: Snapshot, waits: Sequence[Wait], now_s: float) -> Group
     bar = ProgressBar(total=max(snapshot.num_updates, 1), completed=snapshot.update, width=40)
     figures.add_row("update", f"{snapshot.update}/{snapshot.num_updates}", bar)
     figures.add_row("time", _duration(snapshot.elapsed_s), f"eta {_duration(snapshot.eta_s)}")
-    figures.add_row("episodes", f"{snapshot.num_episodes:,}", f"success {_share(snapshot.success_rate)} (recent)")
-    busy = _share(snapshot.policy_busy_share)
+    figures.add_row("episodes", f"{snapshot.num_episodes:,}", f"success {share(snapshot.success_rate)} (recent)")
+    figures.add_row("return", figure(snapshot.mean_return), "(recent)")
+    busy = share(snapshot.policy_busy_share)
     figures.add_row("env steps/s", f"{snapshot.env_steps_per_s:,.1f}", f"policy busy {busy}")
     parts: list[Table | Text] = [figures]
     if snapshot.critical_path:
@@ -108,8 +131,14 @@ def _node_table(snapshot: Snapshot) -> Table:
     return table
 
 
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+def share(value: float | None) -> str:
+    """A share in per cent, or a dash."""
+    return "-" if value is None else f"{value:.0%}"
+
+
+def figure(value: float | None) -> str:
+    """A number with four significant digits, or a dash."""
+    return "-" if value is None else f"{value:,.4g}"
 
 
 def _duration(seconds: float | None) -> str:

@@ -6,7 +6,7 @@ Written by the loop, read by the thread that renders; every access takes one sho
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from vla_rl.types import Trajectory
@@ -14,15 +14,39 @@ from vla_rl.types import Trajectory
 
 @dataclass(frozen=True)
 class TaskTally:
-    """Episodes of one task and how many of them solved it."""
+    """Episodes of one task: how many solved it, and what they returned."""
 
     num_episodes: int = 0
     num_successes: int = 0
+    total_return: float = 0.0
+    """Sum of the undiscounted returns."""
+
+    is_success_known: bool = False
+    """Whether the info of any episode had the key `is_success`. Without it the other counts say nothing of success."""
 
     @property
-    def success_rate(self) -> float:
-        """Share of the episodes that solved the task; of none, 0."""
-        return self.num_successes / self.num_episodes if self.num_episodes else 0.0
+    def success_rate(self) -> float | None:
+        """Share of the episodes that solved the task; None if success is not known."""
+        return self.num_successes / self.num_episodes if self.is_success_known else None
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean undiscounted return; None before the first episode."""
+        return self.total_return / self.num_episodes if self.num_episodes else None
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> "TaskTally":
+        """The tally of one episode."""
+        return cls(1, int(trajectory.is_success), trajectory.undiscounted_return, trajectory.is_success_known)
+
+    def __add__(self, other: "TaskTally") -> "TaskTally":
+        """Both tallies together."""
+        return TaskTally(
+            self.num_episodes + other.num_episodes,
+            self.num_successes + other.num_successes,
+            self.total_return + other.total_return,
+            self.is_success_known or other.is_success_known,
+        )
 
 
 @dataclass(frozen=True)
@@ -41,7 +65,10 @@ class Snapshot:
 
     num_episodes: int
     success_rate: float | None
-    """Over the most recent episodes; None before the first."""
+    """Over the most recent episodes of tasks whose success is known; None without any."""
+
+    mean_return: float | None
+    """Mean undiscounted return of the most recent episodes; None before the first."""
 
     env_steps: int
     env_steps_per_s: float
@@ -65,7 +92,7 @@ class RunProgress:
         num_updates: updates that the run is to reach.
         first_update: updates applied before a resume.
         policy_busy_share: gives the share of recent time that the policy computed, in [0, 1]; called for each snapshot.
-        recent_episodes: how many episodes `success_rate` looks back.
+        recent_episodes: how many episodes `success_rate` and `mean_return` look back.
         rate_window_s: how far `env_steps_per_s` looks back.
         clock: seconds of a clock that never goes back.
     """
@@ -84,7 +111,9 @@ class RunProgress:
         self._policy_busy_share, self._rate_window_s, self._clock = policy_busy_share, rate_window_s, clock
         self._lock = threading.Lock()
         self._started_s = clock()
-        self._outcomes: deque[bool] = deque(maxlen=recent_episodes)
+        self._recent: deque[tuple[str, bool, float]] = deque(maxlen=recent_episodes)
+        """Task, success and return of each of the most recent episodes."""
+
         self._finished_steps: deque[tuple[float, int]] = deque()
         self._update_times_s: deque[float] = deque([self._started_s], maxlen=11)
         self._num_episodes = self._env_steps = 0
@@ -100,13 +129,12 @@ class RunProgress:
 
     def episode_done(self, trajectory: Trajectory) -> None:
         """Count a finished episode."""
-        task, is_success, num_env_steps = trajectory.episode.task, trajectory.is_success, trajectory.num_env_steps
+        task, num_env_steps = trajectory.episode.task, trajectory.num_env_steps
         with self._lock:
-            tally = self._tasks.get(task, TaskTally())
-            self._tasks[task] = TaskTally(tally.num_episodes + 1, tally.num_successes + is_success)
+            self._tasks[task] = self._tasks.get(task, TaskTally()) + TaskTally.of(trajectory)
             self._num_episodes += 1
             self._env_steps += num_env_steps
-            self._outcomes.append(is_success)
+            self._recent.append((task, trajectory.is_success, trajectory.undiscounted_return))
             now = self._clock()
             self._finished_steps.append((now, num_env_steps))
             self._forget_steps(now)
@@ -135,7 +163,8 @@ class RunProgress:
                 elapsed_s=now - self._started_s,
                 eta_s=self._eta_s(now),
                 num_episodes=self._num_episodes,
-                success_rate=sum(self._outcomes) / len(self._outcomes) if self._outcomes else None,
+                success_rate=_mean(solved for task, solved, _ in self._recent if self._tasks[task].is_success_known),
+                mean_return=_mean(earned for _, _, earned in self._recent),
                 env_steps=self._env_steps,
                 env_steps_per_s=recent_steps / window_s if window_s > 0.0 else 0.0,
                 policy_busy_share=busy,
@@ -156,3 +185,8 @@ class RunProgress:
         seconds_per_update = (times[-1] - times[0]) / (len(times) - 1)
         remaining_s = (self._num_updates - self._update) * seconds_per_update - (now - times[-1])
         return max(remaining_s, 0.0)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return sum(found) / len(found) if found else None

@@ -1,10 +1,11 @@
-"""The last page of a run: success by task, where the episodes went, where the time went."""
+"""The last page of a run: success and return by task, where the episodes went, where the time went."""
 
 from collections.abc import Mapping
 
 from rich.console import Console, Group
 from rich.table import Table
 
+from vla_rl.observe.live_view import figure
 from vla_rl.observe.progress import Snapshot, TaskTally
 
 
@@ -41,16 +42,26 @@ def _run_table(snapshot: Snapshot, num_filtered: int, dropped: Mapping[str, int]
 
 
 def _task_table(tasks: Mapping[str, TaskTally]) -> Table:
-    table = Table("task", "episodes", "successes", "success rate", title="Success by task", show_footer=len(tasks) > 1)
+    title = "Success and return by task"
+    columns = ("task", "episodes", "successes", "success rate", "mean return")
+    table = Table(*columns, title=title, show_footer=len(tasks) > 1)
     for column in table.columns[1:]:
         column.justify = "right"
     for task, tally in sorted(tasks.items()):
-        table.add_row(task, str(tally.num_episodes), str(tally.num_successes), f"{tally.success_rate:.1%}")
-    total = TaskTally(sum(t.num_episodes for t in tasks.values()), sum(t.num_successes for t in tasks.values()))
-    footers = ("all", str(total.num_episodes), str(total.num_successes), f"{total.success_rate:.1%}")
+        table.add_row(task, str(tally.num_episodes), *_outcomes(tally, tally))
+    total = sum(tasks.values(), TaskTally())
+    with_success = sum((tally for tally in tasks.values() if tally.is_success_known), TaskTally())
+    footers = ("all", str(total.num_episodes), *_outcomes(with_success, total))
     for column, footer in zip(table.columns, footers, strict=True):
         column.footer = footer
     return table
+
+
+def _outcomes(with_success: TaskTally, total: TaskTally) -> tuple[str, str, str]:
+    """Successes, their rate and the mean return; dashes for what is not known."""
+    rate = with_success.success_rate
+    successes = ("-", "-") if rate is None else (str(with_success.num_successes), f"{rate:.1%}")
+    return *successes, figure(total.mean_return)
 
 
 def _time_table(snapshot: Snapshot) -> Table:

@@ -29,6 +29,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput
 from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.recipes.nodes.advantages import members_of
+from vla_rl.recipes.nodes.rewards import require_known_success
 from vla_rl.recipes.nodes.selection import is_cut_short, learnt_from
 from vla_rl.recipes.pools import RunPool, kinds_of, pool_of
 from vla_rl.recipes.saving import CheckpointSaver, RunSnapshot
@@ -238,12 +239,18 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
-    """Which groups are worth an update; None where all are."""
+    """Tell which groups are worth an update; None if all are.
+
+    The function raises EnvError if it filters by success and the environment does not report it.
+    """
     if config == FilterConfig():
         return None
+    needs_success = config.accuracy_bounds != (0.0, 1.0) or config.drop_equal == "success"
 
     def is_kept(group: Group) -> bool:
         members = group.trajectories
+        if needs_success:
+            require_known_success(group, "filter.accuracy_bounds or filter.drop_equal filters groups by success")
         if not within_accuracy(group.success_rate, *config.accuracy_bounds):
             return False
         if config.drop_truncated and any(is_cut_short(member) for member in members):

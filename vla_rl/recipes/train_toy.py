@@ -1,7 +1,8 @@
 """Any pipeline on a small environment with an MLP policy: `python -m vla_rl.recipes.train_toy --pipeline ppo`.
 
-`--env-id` is CartPole-v1 unless you say otherwise: any of gymnasium's with a vector to see and a discrete or a bounded
-action, or the reaching task `vla_rl/toy_reach-v0`. The policy begins with random weights. A curve takes a minute or less.
+`--env-id` (default: CartPole-v1) is any gymnasium environment with a vector observation and a discrete or bounded action, or
+the reaching task `vla_rl/toy_reach-v0`. The policy starts from random weights. A run takes a minute or less. Judge it by its
+return; with `--success-return 195` it counts successes too.
 """
 
 import sys
@@ -61,7 +62,8 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """What the environment's rewards are multiplied with, so that returns are of order one."""
 
     success_return: float | None = None
-    """Return of an episode that counts as a success, before scaling; none: nothing does."""
+    """Return, before scaling, from which an episode counts as a success, such as 195 of CartPole-v1's 200. None: success is
+    unknown, shown as '-', and the run is judged by its return."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -207,6 +207,7 @@ class _Conversation:
             final_observation={"prompt_tokens": seen},
             stop_reason=reason,
             info={
+                **({} if reason.is_of_environment else {"is_success": False}),
                 **self._info,
                 "last_reply": self._last_reply,
                 "num_turns": len(self._steps),

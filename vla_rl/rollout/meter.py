@@ -24,7 +24,13 @@ class RolloutMeter:
         self._solved: Counter[str] = Counter()
         """Episodes by task, since the last report."""
 
+        self._returns: dict[str, float] = {}
+        """Sums of undiscounted returns by task, since the last report."""
+
         self._tasks: set[str] = set()
+        self._judged: set[str] = set()
+        """Tasks whose success is known: the info of an episode has had the key `is_success`."""
+
         self._window_staleness: Counter[int] = Counter()
         self._since = self._asked_s = 0.0
 
@@ -35,12 +41,14 @@ class RolloutMeter:
     def episode(self, trajectory: Trajectory) -> None:
         """An episode was played to its end."""
         self._counts["episodes"] += 1
-        self._counts["successes"] += trajectory.is_success
         self._counts["env_steps"] += trajectory.num_env_steps
         task = trajectory.episode.task
         self._tasks.add(task)
         self._played[task] += 1
         self._solved[task] += trajectory.is_success
+        self._returns[task] = self._returns.get(task, 0.0) + trajectory.undiscounted_return
+        if trajectory.is_success_known:
+            self._judged.add(task)
 
     def group(self, *, kept: bool) -> None:
         """A group was complete, and kept or filtered."""
@@ -58,7 +66,8 @@ class RolloutMeter:
     def report(self, now: float, depths: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, float]:
         """Metrics since the last report; `depths` are queue lengths now, `dropped` the ledger's drops by cause.
 
-        Where several tasks are played, `rollout/success_rate/<task>` is that of each that was since then.
+        If there are several tasks, `rollout/success_rate/<task>` and `rollout/mean_return/<task>` are those of each
+        task with an episode since then. Success rates leave out the tasks whose infos never had the key `is_success`.
         """
         seconds = max(now - self._since, 1e-9)
         self._counts["decisions"] = self.gauge.num_decisions
@@ -68,10 +77,7 @@ class RolloutMeter:
         metrics = {f"{name}_per_s": new[name] / seconds for name in ("episodes", "env_steps", "decisions")}
         metrics["policy_busy_share"] = (asked_s - self._asked_s) / seconds
         metrics["filtered_share"] = new["groups_filtered"] / groups if groups else 0.0
-        if new["episodes"]:
-            metrics["success_rate"] = new["successes"] / new["episodes"]
-        if len(self._tasks) > 1:
-            metrics |= {f"success_rate/{task}": self._solved[task] / n for task, n in sorted(self._played.items())}
+        metrics |= self._outcomes()
         num_trained = self._window_staleness.total()
         if num_trained:
             metrics["staleness/mean"] = sum(k * n for k, n in self._window_staleness.items()) / num_trained
@@ -84,4 +90,18 @@ class RolloutMeter:
         self._window_staleness.clear()
         self._played.clear()
         self._solved.clear()
+        self._returns.clear()
         return {f"rollout/{name}": float(value) for name, value in metrics.items()}
+
+    def _outcomes(self) -> dict[str, float]:
+        """Success rates and mean returns since the last report."""
+        judged = {task: number for task, number in sorted(self._played.items()) if task in self._judged}
+        metrics = {}
+        if judged:
+            metrics["success_rate"] = sum(self._solved[task] for task in judged) / sum(judged.values())
+        if self._played:
+            metrics["mean_return"] = sum(self._returns.values()) / self._played.total()
+        if len(self._tasks) > 1:
+            metrics |= {f"success_rate/{task}": self._solved[task] / number for task, number in judged.items()}
+            metrics |= {f"mean_return/{task}": self._returns[task] / n for task, n in sorted(self._played.items())}
+        return metrics

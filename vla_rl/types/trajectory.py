@@ -43,6 +43,13 @@ class StopReason(enum.Enum):
         return self in (StopReason.SUCCESS, StopReason.SUCCESS_AT_LIMIT)
 
     @property
+    def is_of_environment(self) -> bool:
+        """Whether the environment ended the episode; a limit of the agent ended the others."""
+        return self in (
+            StopReason.SUCCESS, StopReason.TERMINATED, StopReason.SUCCESS_AT_LIMIT, StopReason.TIME_LIMIT
+        )  # fmt: skip
+
+    @property
     def is_cut_off(self) -> bool:
         """Whether we ended the episode, and not the task."""
         return self not in (StopReason.SUCCESS, StopReason.TERMINATED)
@@ -128,6 +135,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     def is_success(self) -> bool:
         """True where the task was solved."""
         return self.stop_reason.is_success
+
+    @property
+    def is_success_known(self) -> bool:
+        """Whether the episode ended with a verdict: its info has the key `is_success`, or the agent says so itself."""
+        return self.is_success or "is_success" in self.info
 
     @property
     def num_env_steps(self) -> int:

@@ -18,16 +18,16 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
         [0, n - 1], rounded to the nearest.
     Reward: the inner environment's, times `reward_scale`.
     Ends: `terminated` by the inner environment, `truncated` by its time limit, or after `step_limit` control steps.
-    Info: the inner environment's; `return`, the unscaled return so far; and `is_success`, True on the last step of an
-        episode whose unscaled return reached `success_return`.
+    Info: the inner environment's; `return`, the unscaled return so far; and, with a `success_return`, `is_success`: True on
+        the last step of an episode whose unscaled return reached it.
     Randomness: `reset(seed=...)`.
 
     Args:
         env_id: gymnasium id of the inner environment.
         step_limit: control steps after which an episode is truncated; None for the inner environment's own limit.
         reward_scale: what rewards are multiplied with, so that returns are of order one.
-        success_return: return that counts as success, at the end of the episode; None for never. At a time limit such a
-            success is truncated all the same: the inner environment would have gone on.
+        success_return: unscaled return that counts as success at the end of the episode. None: the inner environment's own
+            `is_success`, if it has one. A success at a time limit is truncated: the inner environment would have gone on.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
         super().reset(seed=seed)
         self._return = 0.0
         seen, info = self._env.reset(seed=seed)
-        return self._observe(seen), {**info, "is_success": False}
+        return self._observe(seen), info if self._success_return is None else {**info, "is_success": False}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
         """Run one control step."""
@@ -64,9 +64,10 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
             inner = np.asarray(int(self._chosen.start) + int(np.rint(action[0])))
         seen, reward, terminated, truncated, info = self._env.step(inner)
         self._return += float(reward)
-        is_over = bool(terminated or truncated)
-        reached = self._success_return is not None and self._return >= self._success_return
-        info = {**info, "is_success": is_over and reached, "return": self._return}
+        info = {**info, "return": self._return}
+        if self._success_return is not None:
+            is_over = bool(terminated or truncated)
+            info["is_success"] = is_over and self._return >= self._success_return
         return self._observe(seen), float(reward) * self._reward_scale, bool(terminated), bool(truncated), info
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, TypeVar
 import numpy as np
 
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, EnvError
 from vla_rl.graph import NodeOutput
 from vla_rl.types import DEFAULT_AGENT, Config, Group, Trajectory, agents_of, parts_of
 
@@ -92,7 +92,13 @@ class GroupReward:
         self._manager = named(MANAGERS, config.manager, "reward manager")
 
     async def __call__(self, group: Group) -> NodeOutput:
-        """One reward for each member. Raises: ValueError for one that is not finite, with its episode."""
+        """One reward for each member.
+
+        Raises: ValueError for one that is not finite, with its episode; EnvError for the reward `success` of an environment
+        that does not report success.
+        """
+        if self._reward is success:
+            require_known_success(group, "reward.function is 'success'")
         rewards = list(await self._manager(group, self._reward))
         if len(rewards) != len(group.trajectories):
             raise ValueError(f"the reward manager gave {len(rewards)} rewards for {len(group.trajectories)} episodes.")
@@ -102,8 +108,9 @@ class GroupReward:
         metrics = {
             "reward/mean": float(np.mean(outcomes)),
             "reward/std_in_group": float(np.std(outcomes)),
-            "reward/success_rate": group.success_rate,
         }
+        if any(trajectory.is_success_known for trajectory in group.trajectories):
+            metrics["reward/success_rate"] = group.success_rate
         return NodeOutput(rewards, metrics=metrics | _metrics_by_agent(group, rewards))
 
 
@@ -139,6 +146,24 @@ def check_reward(trajectory: Trajectory, reward: Reward) -> None:
         )
 
 
+def require_known_success(group: Group, wanted_by: str) -> None:
+    """Raise EnvError if the environment ended an episode of the group and none has `is_success` in its info.
+
+    Args:
+        group: the episodes.
+        wanted_by: the setting that needs to know whether they were successes, for the error.
+    """
+    members = group.trajectories
+    if any(member.stop_reason.is_of_environment for member in members) and not any(
+        member.is_success_known for member in members
+    ):
+        raise EnvError(
+            f"{wanted_by}, but no episode of {group.task} (environment {members[0].episode.env.id}) in group "
+            f"{group.group_id} has 'is_success' in its info; set info['is_success'] in every last step of the "
+            "environment (train_toy: --success-return), or reward and filter by the return"
+        )
+
+
 def by_decision(trajectory: Trajectory, reward: Reward) -> np.ndarray:
     """float64 [decisions]: one number belongs to the last decision of each agent."""
     values = np.asarray(reward, np.float64)
@@ -169,5 +194,6 @@ def _metrics_by_agent(group: Group, rewards: Sequence[Reward]) -> dict[str, floa
         parts = parts_of(group.trajectories, agent)
         earned = [outcomes_by_agent(group.trajectories[part.row], rewards[part.row])[agent] for part in parts]
         metrics[f"reward/{agent}/mean"] = float(np.mean(earned))
-        metrics[f"reward/{agent}/success_rate"] = float(np.mean([part.trajectory.is_success for part in parts]))
+        if any(part.trajectory.is_success_known for part in parts):
+            metrics[f"reward/{agent}/success_rate"] = float(np.mean([part.trajectory.is_success for part in parts]))
     return metrics

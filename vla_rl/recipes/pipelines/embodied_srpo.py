@@ -24,7 +24,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.recipes.nodes.advantages import members_of
-from vla_rl.recipes.nodes.rewards import RewardConfig
+from vla_rl.recipes.nodes.rewards import RewardConfig, require_known_success
 from vla_rl.recipes.parts import TrainingParts
 from vla_rl.recipes.pipelines.embodied_grpo import embodied_grpo
 from vla_rl.recipes.training_config import EmbodiedConfig
@@ -88,7 +88,12 @@ async def embed_group(group: Group, encoder: TrajectoryEncoder) -> np.ndarray:
 async def reward_by_progress(
     update: int, groups: Sequence[Group], embeddings: Sequence[np.ndarray], config: SrpoConfig, bank: ReferenceBank
 ) -> NodeOutput:
-    """float32 [N] over all trajectories of the update: 1 for a success, progress towards the successes for a failure."""
+    """float32 [N] over all trajectories of the update: 1 for a success, progress towards the successes for a failure.
+
+    Raises: EnvError if an environment does not report success.
+    """
+    for group in groups:
+        require_known_success(group, "pipeline 'embodied_srpo' compares failures with successes")
     trajectories = members_of(groups)
     is_success = np.array([trajectory.is_success for trajectory in trajectories])
     tasks = [trajectory.episode.task for trajectory in trajectories]

@@ -1,4 +1,4 @@
-"""The report's charts as SVG text: success by update, what failures earned, where the time went."""
+"""The report's charts as SVG text: success and return by update, the reward of failures, and time by node."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,41 @@ Rows = Sequence[Mapping[str, float | None]]
 HeldOutPoint = tuple[int, float, float, float]
 """Weight version, success rate, and the ends of its 95 % interval."""
 
-BY_TASK = "rollout/success_rate/"
-"""Begins the metric of a task's success."""
+SUCCESS_RATE = "rollout/success_rate"
+MEAN_RETURN = "rollout/mean_return"
+"""Metrics over all tasks; with `/` and the name of a task behind them, of that task."""
 
 SIZE_INCH = (8.0, 2.8)
-SUCCESS, FAILURE = "#2a7f4f", "#b5532b"
+SUCCESS, RETURN, FAILURE = "#2a7f4f", "#2b5fb5", "#b5532b"
 
 
-def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str:
-    """Success of the training episodes by update, its mean over nine updates, and of held-out episodes with intervals; where
-    several agents are trained, or several tasks played, each one's mean too."""
+def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str | None:
+    """Draw the success rate by update: of training episodes, smoothed over nine updates, and of held-out episodes with
+    intervals. With several agents or tasks, each has a curve. None if success is not known."""
+    if not len(_series(rows, SUCCESS_RATE)[0]) and not held_out:
+        return None
     figure, axes = _axes("update", "success rate")
-    updates, rates = _series(rows, "rollout/success_rate")
-    axes.plot(updates, rates, color=SUCCESS, alpha=0.35, linewidth=1, label="training episodes")
-    axes.plot(updates, _smooth(rates), color=SUCCESS, linewidth=2, label="mean of 9 updates")
+    _plot_training(axes, rows, SUCCESS_RATE, SUCCESS)
     for agent in agents_in(rows):
-        of_agent, successes = _series(rows, f"reward/{agent}/success_rate")
-        axes.plot(of_agent, _smooth(successes), linewidth=1.5, linestyle="--", label=f"of {agent}")
-    for task in tasks_in(rows):
-        played, solved = _series(rows, f"{BY_TASK}{task}")
-        axes.plot(played, _smooth(solved), linewidth=1.2, linestyle=":", label=task)
+        curve = _smoothed(rows, f"reward/{agent}/success_rate")
+        axes.plot(*curve, linewidth=1.5, linestyle="--", label=f"of {agent}")
+    _plot_tasks(axes, rows, SUCCESS_RATE)
     if held_out:
         versions, middle, low, high = np.array(held_out).T
         errors = np.clip([middle - low, high - middle], 0.0, None)  # an end may lie a rounding beyond the rate
         axes.errorbar(versions, middle, yerr=errors, fmt="o", color="black", capsize=4, label="held out, greedy, 95 %")
     axes.set_ylim(0.0, 1.0)
+    return _svg(figure, axes)
+
+
+def return_chart(rows: Rows) -> str | None:
+    """Draw the mean undiscounted return of the training episodes by update, and of each task if there are several; None
+    before the first update."""
+    if not len(_series(rows, MEAN_RETURN)[0]):
+        return None
+    figure, axes = _axes("update", "mean return")
+    _plot_training(axes, rows, MEAN_RETURN, RETURN)
+    _plot_tasks(axes, rows, MEAN_RETURN)
     return _svg(figure, axes)
 
 
@@ -73,9 +83,9 @@ def agents_in(rows: Rows) -> list[str]:
     return sorted({name[1] for name in names if len(name) == 3 and name[2] == "success_rate"})
 
 
-def tasks_in(rows: Rows) -> list[str]:
-    """Tasks whose successes were counted by name: where several are played."""
-    return sorted({name.removeprefix(BY_TASK) for row in rows for name in row if name.startswith(BY_TASK)})
+def tasks_in(rows: Rows, metric: str) -> list[str]:
+    """List the tasks that have a value of `metric` of their own; a run of one task has none."""
+    return sorted({name.removeprefix(f"{metric}/") for row in rows for name in row if name.startswith(f"{metric}/")})
 
 
 def node_seconds(rows: Rows) -> dict[str, float]:
@@ -85,6 +95,22 @@ def node_seconds(rows: Rows) -> dict[str, float]:
         name.removeprefix("time/node/").removesuffix("_s"): sum(row.get(name) or 0.0 for row in rows) for name in names
     }
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _plot_training(axes: Axes, rows: Rows, metric: str, color: str) -> None:
+    updates, values = _series(rows, metric)
+    axes.plot(updates, values, color=color, alpha=0.35, linewidth=1, label="training episodes")
+    axes.plot(updates, _smooth(values), color=color, linewidth=2, label="mean of 9 updates")
+
+
+def _plot_tasks(axes: Axes, rows: Rows, metric: str) -> None:
+    for task in tasks_in(rows, metric):
+        axes.plot(*_smoothed(rows, f"{metric}/{task}"), linewidth=1.2, linestyle=":", label=task)
+
+
+def _smoothed(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
+    updates, values = _series(rows, name)
+    return updates, _smooth(values)
 
 
 def _series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,14 @@ from vla_rl.observe.whole_file import write_whole
 from vla_rl.recipes.evaluation.held_out import HeldOutResult, by_version, read_held_out, results_path
 from vla_rl.recipes.evaluation.results import EpisodeResult, by_task, summary_of
 from vla_rl.recipes.evaluation.strips import strip_path
-from vla_rl.recipes.report.charts import Rows, failure_reward_chart, node_seconds, success_chart, time_chart
+from vla_rl.recipes.report.charts import (
+    Rows,
+    failure_reward_chart,
+    node_seconds,
+    return_chart,
+    success_chart,
+    time_chart,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +72,11 @@ def write_report(run: RunDirectory) -> Path:
         packages=versions.get("packages", {}),
         config=_text(run.config),
         num_updates=len(rows),
+        is_success_known=not rows or any("rollout/success_rate" in row for row in rows),
         minutes=minutes_of(rows),
         charts=[
             ("Success", success_chart(rows, _points(held_out))),
+            ("Return", return_chart(rows)),
             ("What failures earned", failure_reward_chart(rows)),
             ("Where the time went", time_chart(rows)),
         ],
