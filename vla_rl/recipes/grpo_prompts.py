@@ -2,7 +2,7 @@
 
     python -m vla_rl.recipes.grpo_prompts --policy Qwen/Qwen3-0.6B --prompts questions.jsonl --scorer math
 
-One reply to each question, scored against the row's answer (docs/text_environments.md has the scorers). Some rows are held
+One reply to each question, scored against the row's answer (`vla_rl.scoring` has the scorers). Some rows are held
 out and asked before the first update and after the last. Every row is checked before anything starts: one that lacks a
 field, asks nothing, or does not fit the policy's context is named by its number.
 """

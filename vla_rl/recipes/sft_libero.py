@@ -1,6 +1,6 @@
 """Supervised learning from demonstrations: `python -m vla_rl.recipes.sft_libero --demonstrations demos --out base`.
 
-Reads what `record_demonstrations` wrote, LIBERO's HDF5 files or a LeRobotDataset (docs/data.md), and trains a small policy
+Reads what `record_demonstrations` wrote, LIBERO's HDF5 files or a LeRobotDataset, and trains a small policy
 from random weights, or a checkpoint:
 
     ... --from openvla/openvla-7b --policy-family openvla_oft --lora-rank 32 --augment --statistics data

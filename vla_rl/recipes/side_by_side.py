@@ -5,7 +5,7 @@
 
 Groups of both kinds are in flight at any time; an update takes whichever are complete, and each policy learns from its own.
 The robot is `srpo_toy`'s, from random weights; the language agent is `grpo_text`'s, from the base that ships. Any
-other two do as well: see docs/language.md.
+other two do as well.
 """
 
 import sys

@@ -47,7 +47,7 @@ class Member:
         if missing:
             raise ConfigError(
                 f"{type(self.model).__name__} lacks {', '.join(missing)} of vla_rl.engines.{protocol.__name__}; "
-                "docs/add_a_policy_family.md shows a whole one"
+                "vla_rl.models.mlp.MlpPolicy is a small whole one"
             )
         fault = unfit_for_learning(self.model)
         if fault is not None:

