@@ -77,8 +77,8 @@ async def test_every_pipeline_makes_updates_that_begin_at_ratio_one(pipeline: st
     assert bool(taught) == (not torch.equal(weights(policy), weights(policy_of(config))))
     assert taught or pipeline in NEEDS_IMAGES
     # Pendulum never reports success, the reaching task does
-    assert all(("rollout/success_rate" in line) == (pipeline in NEEDS_IMAGES) for line in metrics)
-    assert all("rollout/mean_return" in line for line in metrics)
+    assert ("rollout/success_rate" in metrics[0]) == (pipeline in NEEDS_IMAGES)
+    assert "rollout/mean_return" in metrics[0]  # a later update may have no episode since the last one
     assert ("critic/loss" in metrics[0]) == (pipeline in ("ppo", "embodied_ppo"))
     assert bool(list(run.videos.glob("*.mp4"))) == (pipeline in NEEDS_IMAGES)
 

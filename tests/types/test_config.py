@@ -1,12 +1,14 @@
 """What every configuration refuses by itself."""
 
-from typing import Literal
+import re
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import pytest
 
 from vla_rl.errors import ConfigError
-from vla_rl.types import Config
+from vla_rl.types import Config, EnvSpec
 
 
 class Oven(Config, frozen=True, kw_only=True):
@@ -48,3 +50,60 @@ def test_a_field_of_a_type_that_only_type_checkers_know_is_not_checked() -> None
         other: "Unknown | None" = None  # type: ignore[name-defined]  # noqa: F821
 
     assert Mine().other is None
+
+
+class Kitchen(Config, frozen=True, kw_only=True):
+    oven: Oven = Oven()
+    num_cooks: int = 1
+    seats: tuple[int, ...] = ()
+    chef: str | None = None
+
+
+def test_a_misspelt_field_is_reported_with_the_class_and_the_nearest_field() -> None:
+    with pytest.raises(TypeError, match=r"^Kitchen has no field 'num_cook'; did you mean 'num_cooks'\?$"):
+        Kitchen(num_cook=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Kitchen has no field 'knives'; its fields: oven, num_cooks, seats, chef$"):
+        Kitchen(knives=2)  # type: ignore[call-arg]
+
+
+def test_a_field_without_a_name_or_without_a_value_is_reported_with_the_class() -> None:
+    with pytest.raises(TypeError, match=r"^Kitchen got 1 argument without a name, expected keywords only: oven, "):
+        Kitchen(2)  # type: ignore[misc]
+    with pytest.raises(TypeError, match=r"^EnvSpec lacks 'id'$"):
+        EnvSpec(kwargs={})  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("num_cooks", "2", "'2', expected int"),
+        ("num_cooks", 2.0, "2.0, expected int"),
+        ("chef", 3, "3, expected str | None"),
+        ("oven", {"heat": "fan"}, "{'heat': 'fan'}, expected Oven"),
+        ("oven", None, "None, expected Oven"),
+    ],
+)
+def test_a_value_of_another_type_is_reported_with_its_field_and_the_type(field: str, value: Any, problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'Kitchen.{field} is {problem}')}$"):
+        Kitchen(**{field: value})
+
+
+def test_a_config_of_another_class_is_reported_by_its_class() -> None:
+    with pytest.raises(ConfigError, match=r"^Kitchen.oven is a Kitchen, expected Oven$"):
+        Kitchen(oven=Kitchen())  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_configs_of_a_subclass_are_taken() -> None:
+    kitchen = Kitchen(num_cooks=np.int64(3), seats=(1, 2), oven=CheckedOven())  # type: ignore[arg-type]
+    assert (kitchen.num_cooks, kitchen.oven) == (3, CheckedOven())
+
+
+def test_an_error_of_the_configs_own_check_is_not_taken_for_a_wrong_field() -> None:
+    class Broken(Config, frozen=True, kw_only=True):
+        size: int = 1
+
+        def __post_init__(self) -> None:
+            raise TypeError("of its own")
+
+    with pytest.raises(TypeError, match=r"^of its own$"):
+        Broken()

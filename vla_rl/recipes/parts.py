@@ -245,7 +245,7 @@ def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
     """
     if config == FilterConfig():
         return None
-    needs_success = config.accuracy_bounds != (0.0, 1.0) or config.drop_equal == "success"
+    needs_success = tuple(config.accuracy_bounds) != (0.0, 1.0) or config.drop_equal == "success"
 
     def is_kept(group: Group) -> bool:
         members = group.trajectories

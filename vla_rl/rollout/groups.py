@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from vla_rl.errors import ConfigError
-from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, ExplainsFields, Sampling, derive_seed
 
 
-class TaskStart(msgspec.Struct, frozen=True, kw_only=True):
+class TaskStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """One way to begin: an environment, what its results are reported under, and its initial state."""
 
     env: EnvSpec

@@ -34,6 +34,7 @@ from vla_rl.types.reply_options import (
     ToolRule,
 )
 from vla_rl.types.seeds import derive_seed
+from vla_rl.types.struct import ExplainsFields
 from vla_rl.types.trajectory import ActionChunk, ChunkOutcome, Group, Step, StopReason, Trajectory
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "EnvPool",
     "EnvSpec",
     "EpisodeSpec",
+    "ExplainsFields",
     "FinishReason",
     "GrammarFormat",
     "Group",

@@ -6,15 +6,17 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 
 from vla_rl.errors import ConfigError
+from vla_rl.types.struct import ExplainsFields
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Config(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A configuration. Subclasses say `frozen=True, kw_only=True` again (msgspec does not hand the second down) and check
     themselves in `__post_init__` with `require`; nothing is edited after it is built.
 
-    A field that is a `Literal`, or one or none, is checked before that, whoever builds the config.
+    The type of every field is checked before that, and the values of a `Literal`.
 
     Fields are documented by a string under each of them; the command line shows that string as the option's help.
     """
@@ -27,13 +29,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         @functools.wraps(own_check)
         def check(self: Config) -> None:
-            self._require_choices()
+            self._require_types()
             own_check(self)
 
         cls.__post_init__ = check  # type: ignore[method-assign]  # msgspec calls what the class has by this name
 
     def __post_init__(self) -> None:
-        self._require_choices()
+        self._require_types()
 
     def require(self, condition: bool, field: str, expected: str) -> None:
         """Raise `ConfigError` naming the field, its value and what was expected, unless `condition` holds."""
@@ -41,24 +43,45 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             value: Any = getattr(self, field)
             raise ConfigError(f"{type(self).__name__}.{field} is {value!r}, expected {expected}")
 
-    def _require_choices(self) -> None:
-        for field, choices in _choices_of(type(self)):
+    def _require_types(self) -> None:
+        for field, hint, choices in _types_of(type(self)):
             value: Any = getattr(self, field)
-            if value not in choices:
+            if choices and value not in choices:
                 near = difflib.get_close_matches(str(value), [each for each in choices if isinstance(each, str)], n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                self.require(False, field, f"one of {', '.join(map(repr, choices))}{hint}")
+                nearest = f"; did you mean {near[0]!r}?" if near else ""
+                self.require(False, field, f"one of {', '.join(map(repr, choices))}{nearest}")
+            if not choices and not _is_of(value, hint):
+                shown = f"a {type(value).__name__}" if isinstance(value, Config) else repr(value)
+                raise ConfigError(f"{type(self).__name__}.{field} is {shown}, expected {_spelt(hint)}")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Whether `value` is of the type `hint`. An integer is a float too, and NumPy's numbers are numbers."""
+    configs = [member for member in (hint, *get_args(hint)) if isinstance(member, type) and issubclass(member, Config)]
+    if configs and isinstance(value, Config | dict):  # msgspec would build a config from a dict
+        return isinstance(value, tuple(configs))
+    try:
+        msgspec.convert(value.item() if isinstance(value, np.generic) else value, hint)
+    except msgspec.ValidationError:
+        return False
+    except TypeError:  # a type that msgspec does not know, such as a protocol
+        return True
+    return True
+
+
+def _spelt(hint: Any) -> str:
+    """A type as a person writes it."""
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
 
 
 @functools.cache
-def _choices_of(config: type[Config]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
-    """The fields that allow a few values only, with those values."""
+def _types_of(config: type[Config]) -> tuple[tuple[str, Any, tuple[Any, ...]], ...]:
+    """Return each field with its type and, if it allows a few values only, those values."""
     try:
         hints = get_type_hints(config)
     except NameError:  # a type that is known to type checkers only; nothing is known of the fields then
         return ()
-    found = ((field, _choices_in(hints[field])) for field in config.__struct_fields__)
-    return tuple((field, choices) for field, choices in found if choices)
+    return tuple((field, hints[field], _choices_in(hints[field])) for field in config.__struct_fields__)
 
 
 def _choices_in(hint: Any) -> tuple[Any, ...]:

@@ -4,8 +4,10 @@ from typing import Any
 
 import msgspec
 
+from vla_rl.types.struct import ExplainsFields
 
-class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
+
+class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """An environment by name and plain values, so that a child process can build it."""
 
     id: str
@@ -15,7 +17,7 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Keyword arguments of `gymnasium.make`: numbers, strings, booleans, lists and dicts of them."""
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """How a policy picks its action from its distribution."""
 
     temperature: float = 1.0
@@ -29,7 +31,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     policy gets the decision's own seed, so that members of a group decide differently."""
 
 
-class EpisodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """One episode to play. Two specs that differ only in `episode_id`, `member` and `policy_seed` start alike."""
 
     episode_id: int

@@ -14,6 +14,7 @@ import numpy as np
 
 from vla_rl.types.episode import EpisodeSpec, Sampling
 from vla_rl.types.reply_options import ANY_REPLY, ReplyOptions
+from vla_rl.types.struct import ExplainsFields
 
 DEFAULT_AGENT = "policy"
 """The agent's name where there is only one."""
@@ -22,7 +23,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "aborted"]
 """Why generation ended: the model said so, `max_tokens` or the context was full, or the request was given up."""
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """A tool that a model asked for."""
 
     id: str
@@ -34,7 +35,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """JSON text as the model wrote it; an object where it follows the schema, which nobody has checked yet."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """One message of a conversation."""
 
     role: str
@@ -60,7 +61,7 @@ Prompt: TypeAlias = Sequence[Message] | str | np.ndarray
 """A conversation to answer, a text to continue, or the tokens of one, int64 [P]."""
 
 
-class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
+class ToolSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """A tool as a model is told about it."""
 
     name: str
@@ -83,7 +84,7 @@ class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
     """Texts and log-probs, the likeliest first."""
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """One reply of a policy, and how it was chosen."""
 
     message: Message
@@ -139,7 +140,7 @@ class LanguagePolicy(Protocol):
         ...
 
 
-class TextStart(msgspec.Struct, frozen=True, kw_only=True):
+class TextStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """The start of a text episode."""
 
     messages: tuple[Message, ...]
@@ -154,7 +155,7 @@ class TextStart(msgspec.Struct, frozen=True, kw_only=True):
     """Rules for the reply to these messages."""
 
 
-class TextOutcome(msgspec.Struct, frozen=True, kw_only=True):
+class TextOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """What a reply did, and what comes next."""
 
     messages: tuple[Message, ...]

@@ -8,6 +8,7 @@ import numpy as np
 from vla_rl.types.episode import EpisodeSpec
 from vla_rl.types.language import DEFAULT_AGENT
 from vla_rl.types.observation import Info, Observation
+from vla_rl.types.struct import ExplainsFields
 
 
 class StopReason(enum.Enum):
@@ -55,7 +56,7 @@ class StopReason(enum.Enum):
         return self not in (StopReason.SUCCESS, StopReason.TERMINATED)
 
 
-class ActionChunk(msgspec.Struct, frozen=True, kw_only=True):
+class ActionChunk(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """H future control steps of D dimensions from one policy call, and how they were chosen."""
 
     actions: np.ndarray
@@ -77,7 +78,7 @@ class ActionChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Of `log_probs`, noted by the policy that an agent is handed; None: that of the episode's own sampling."""
 
 
-class ChunkOutcome(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """What one action chunk did to the environment."""
 
     observation: Observation
@@ -98,7 +99,7 @@ class ChunkOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Observation key whose picture that is, such as `image`; None where the environment does not say."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """One decision: what the policy saw, what it answered, and the rewards of the rows that ran."""
 
     observation: Observation
@@ -121,7 +122,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.rewards)
 
 
-class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """One episode. Its mask ends at the exact control step that ended it."""
 
     episode: EpisodeSpec
@@ -173,7 +174,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class Group(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """Trajectories of one task and one start, in order of `episode.member`."""
 
     group_id: int
