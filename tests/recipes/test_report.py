@@ -1,5 +1,7 @@
 """A run's page: what it compares, what it draws, and that it says what is missing."""
 
+import importlib
+import re
 from pathlib import Path
 
 import imageio.v3 as imageio
@@ -8,9 +10,11 @@ import numpy as np
 import pytest
 
 from vla_rl.observe import RunDirectory
+from vla_rl.recipes.command_line import TrainingLaunch, parse_command
 from vla_rl.recipes.evaluation.held_out import HeldOutResult, results_path
 from vla_rl.recipes.evaluation.results import EpisodeResult
 from vla_rl.recipes.evaluation.strips import strip_path
+from vla_rl.recipes.evaluation.validation import ValidationResult, validation_path
 from vla_rl.recipes.report import write_report
 from vla_rl.recipes.report.__main__ import main
 from vla_rl.recipes.report.charts import node_seconds, success_chart, tasks_in
@@ -111,7 +115,32 @@ def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: Run
 def test_a_run_without_updates_or_held_out_episodes_says_so(run: RunDirectory) -> None:
     page = write_report(run).read_text()
     assert "0 updates" in page
-    assert "Not played in this run" in page
+    assert "This run did not evaluate before and after" in page
+
+
+@pytest.mark.parametrize("recipe", ["srpo_libero", "grpo_text", "train_toy", "srpo_toy"])
+def test_the_page_names_only_options_that_the_recipe_has(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"vla_rl.recipes.{recipe}")
+    (config_type,) = {kind for name, kind in vars(module).items() if name.lower() == f"{recipe.replace('_', '')}config"}
+    page = write_report(RunDirectory.create(tmp_path, recipe, config_type())).read_text()
+    options = set(re.findall(r"<code>(--[\w.-]+)", page))
+    assert options == {
+        "srpo_libero": {"--held-out.init-states"},
+        "grpo_text": {"--num-validation"},
+    }.get(recipe, set())
+    with pytest.raises(SystemExit):
+        parse_command(TrainingLaunch, config_type, "", ["--help"])
+    assert all(option in capsys.readouterr().out for option in options)
+
+
+def test_the_page_compares_what_validation_found_before_and_after(run: RunDirectory) -> None:
+    found = [ValidationResult(weight_version=n, num_problems=4, metrics={"best@4": 0.25 + n / 8}) for n in (0, 2, 4)]
+    validation_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
+    page = write_report(run).read_text()
+    assert "<td>best@4</td><td>0.250</td><td>0.750</td>" in page
+    assert "did not evaluate" not in page
 
 
 def test_where_the_time_went_is_added_up_by_node() -> None:

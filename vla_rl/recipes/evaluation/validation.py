@@ -80,7 +80,7 @@ class Validation:
 
     def leave_later(self, run: RunDirectory, version: int) -> None:
         """Set aside the results of weights that a run, which goes on from `version`, makes anew. Raises: OSError."""
-        set_aside_lines(_results_path(run), lambda line: _is_of(line, version))
+        set_aside_lines(validation_path(run), lambda line: _is_of(line, version))
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
         """Play all of it, print the result and add it to `validation.jsonl`; a version that is there was played.
@@ -88,7 +88,7 @@ class Validation:
         A result that cannot be written is reported; the next one writes it too.
         Raises: ConfigError if results there are of other problems, or other conditions.
         """
-        version, path = engine.weight_version, _results_path(run)
+        version, path = engine.weight_version, validation_path(run)
         note_conditions_if_possible(_conditions_path(run), self._conditions, path)
         if version in [result.weight_version for result in read_validation(path)]:
             return
@@ -121,7 +121,8 @@ class Validation:
         }
 
 
-def _results_path(run: RunDirectory) -> Path:
+def validation_path(run: RunDirectory) -> Path:
+    """The file of a run's validation results."""
     return run.path / "validation.jsonl"
 
 

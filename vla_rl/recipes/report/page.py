@@ -16,6 +16,7 @@ from vla_rl.observe.whole_file import write_whole
 from vla_rl.recipes.evaluation.held_out import HeldOutResult, by_version, read_held_out, results_path
 from vla_rl.recipes.evaluation.results import EpisodeResult, by_task, summary_of
 from vla_rl.recipes.evaluation.strips import strip_path
+from vla_rl.recipes.evaluation.validation import ValidationResult, read_validation, validation_path
 from vla_rl.recipes.report.charts import (
     Rows,
     failure_reward_chart,
@@ -60,6 +61,7 @@ def write_report(run: RunDirectory) -> Path:
     """
     rows = read_metrics(run.metrics) if run.metrics.exists() else []
     held_out = read_held_out(results_path(run))
+    validation = read_validation(validation_path(run))
     versions = _json(run.path / "versions.json")
     template = jinja2.Environment(
         loader=jinja2.PackageLoader("vla_rl.recipes.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
@@ -83,6 +85,8 @@ def write_report(run: RunDirectory) -> Path:
         nodes=node_seconds(rows),
         comparisons=comparisons(held_out),
         num_left_out=num_left_out(held_out),
+        validation=validation_rows(validation),
+        how_to_evaluate=how_to_evaluate(json.loads(run.config.read_text())),
         strips=_strips(run, held_out),
         graph=_text(run.path / "graph.txt"),
     )
@@ -116,6 +120,23 @@ def _first_and_last(held_out: list[HeldOutResult]) -> tuple[list[EpisodeResult],
     first, *_, last = versions.values()
     of_both = {result.key for result in first} & {result.key for result in last}
     return [each for each in first if each.key in of_both], [each for each in last if each.key in of_both]
+
+
+def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, float, float]]:
+    """Each metric by the first and by the last weights that were validated; empty if only one version was."""
+    if len(results) < 2:
+        return []
+    first, last = results[0].metrics, results[-1].metrics
+    return [(name, first[name], last[name]) for name in first if name in last]
+
+
+def how_to_evaluate(config: Mapping[str, Any]) -> str:
+    """What makes a run of this configuration evaluate before and after: an option that its recipe has, or an argument."""
+    if "held_out" in config:
+        return "--held-out.init-states 40-49"
+    if "num_validation" in config:
+        return "--num-validation 64"
+    return "train(..., judge=...) in Python"
 
 
 def num_left_out(held_out: list[HeldOutResult]) -> int:
