@@ -12,9 +12,10 @@ PACKAGE = Path(__file__).parent.parent / "vla_rl"
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "installing": set(),
+    "tracebacks": {"errors"},
     "types": {"errors"},
     "graph": {"types", "errors"},
-    "actors": {"types", "errors"},
+    "actors": {"types", "errors", "tracebacks"},
     "algorithms": {"types", "errors"},
     "rollout": {"types", "errors", "actors"},
     "simulation": {"types", "errors", "actors"},
@@ -27,8 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"types", "errors"},
     "endpoint": {"types", "errors", "actors", "rollout"},
     "recipes": {
-        "types", "errors", "installing", "graph", "actors", "algorithms", "rollout", "simulation", "observe", "engines",
-        "envs", "models", "data", "sandbox", "scoring", "endpoint",
+        "types", "errors", "installing", "tracebacks", "graph", "actors", "algorithms", "rollout", "simulation", "observe",
+        "engines", "envs", "models", "data", "sandbox", "scoring", "endpoint",
     },
 }  # fmt: skip
 

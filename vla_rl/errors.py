@@ -4,6 +4,7 @@ Who raises what:
     `ActorDied`, `ActorFrozen`   the runtime; the scheduler replays the episode elsewhere, the pool replaces the process
     `RemoteError`                an application exception whose class the caller cannot name, with the remote traceback
     `EnvError`                   an environment that breaks its contract; never retried, the run ends and says why
+    `AgentError`                 an agent that breaks its contract, such as one that returns no trajectory
     `ConfigError`                a configuration refused before anything starts
     `GraphError`                 a graph refused when it is built, or a node that broke its declaration
     `ConservationError`          an episode was lost or counted twice; only a bug of ours can raise it
@@ -49,6 +50,10 @@ class RemoteError(VlaRlError):
 
 class EnvError(VlaRlError):
     """An environment raised, or returned something its declared spaces do not allow."""
+
+
+class AgentError(VlaRlError, ValueError):
+    """An agent that is not async, returns something else than its episode's trajectory, or misuses what it is handed."""
 
 
 class ConfigError(VlaRlError, ValueError):

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from vla_rl.graph import DROP, Executor, GraphError, NodeFailed, NodeOutput, NodeStatus, Pipeline, WrongOutput
+from vla_rl.graph import (
+    DROP,
+    Executor,
+    GraphError,
+    NodeFailed,
+    NodeOutput,
+    NodeStatus,
+    Pipeline,
+    WrongInput,
+    WrongOutput,
+)
 
 
 class Unlucky(RuntimeError):
@@ -39,6 +49,27 @@ async def test_a_failing_node_names_itself_its_update_and_its_cause(run_all: Any
     assert str(failure) == "node 'bad' failed in update 0: Unlucky: out of luck"
     assert isinstance(failure.__cause__, Unlucky)
     assert isinstance(failure, GraphError)
+
+
+async def refuse(value: int) -> None:
+    raise WrongInput("value", f"it is {value}, expected 2")
+
+
+async def test_a_value_that_its_reader_cannot_use_is_blamed_on_the_node_that_wrote_it(run_all: Any) -> None:
+    pipeline = (
+        Pipeline("p").add_node("maker", succeed, writes="number").add_node("reader", refuse, reads={"value": "number"})
+    )
+    failure = await failure_of(run_all, pipeline)
+    assert isinstance(failure, WrongOutput)
+    assert (failure.node, failure.__cause__) == ("maker", None)
+    expected = "node 'maker' wrote 'number' in update 0, which node 'reader' cannot use: it is 1, expected 2"
+    assert str(failure) == expected
+
+
+async def test_a_value_from_outside_that_its_reader_cannot_use_is_blamed_on_no_other_node(run_all: Any) -> None:
+    pipeline = Pipeline("p", inputs="update").add_node("reader", refuse, reads={"value": "update"})
+    failure = await failure_of(run_all, pipeline)
+    assert str(failure) == "node 'reader' cannot use 'update' in update 0: it is 0, expected 2"
 
 
 async def test_dependents_are_skipped_and_everything_else_finishes(run_all: Any) -> None:

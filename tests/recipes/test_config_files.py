@@ -145,24 +145,44 @@ def test_a_mistake_in_a_node_is_explained_with_its_own_traceback() -> None:
 
 
 def test_a_damaged_file_is_explained_in_two_lines() -> None:
-    try:
-        raise CheckpointError("model.safetensors is damaged") from ValueError("header too short")
-    except CheckpointError as error:
-        text = explain(error)
-    assert text.splitlines() == [
+    error = CheckpointError("model.safetensors is damaged")
+    error.__cause__ = ValueError("header too short")
+    assert explain(error).splitlines() == [
         "error: CheckpointError: model.safetensors is damaged",
         "because of: ValueError: header too short",
     ]
 
 
+def test_one_error_of_many_tasks_is_explained_once() -> None:
+    group = ExceptionGroup("tasks", [ExceptionGroup("more", [EnvError("no room")]), EnvError("no room")])
+    group.add_note("while starting")
+    assert explain(group).splitlines() == [
+        "error: EnvError: no room",
+        "while starting",
+        "1 more task failed in the same way",
+    ]
+
+
+def test_different_errors_of_several_tasks_are_explained_one_after_the_other() -> None:
+    text = explain(ExceptionGroup("tasks", [EnvError("no room"), ConfigError("no seed")]))
+    assert text.splitlines() == ["2 errors:", "error: EnvError: no room", "error: ConfigError: no seed"]
+
+
+def test_what_a_node_said_of_its_cause_is_not_said_twice() -> None:
+    failed, cause = GraphError("node 'reward' failed: EnvError: no success"), EnvError("no success")
+    cause.add_note("while playing episode 7")
+    failed.__cause__ = cause
+    assert explain(failed).splitlines() == [
+        "error: GraphError: node 'reward' failed: EnvError: no success",
+        "while playing episode 7",
+    ]
+
+
 def test_a_deliberate_error_is_explained_without_a_traceback_but_with_its_notes() -> None:
-    error = EnvError("my/env: step raised")
-    error.add_note("while playing episode 7")
-    try:
-        raise GraphError("node 'rollout' failed in update 0") from error
-    except GraphError as failed:
-        text = explain(failed)
-    assert text.splitlines() == [
+    failed, cause = GraphError("node 'rollout' failed in update 0"), EnvError("my/env: step raised")
+    cause.add_note("while playing episode 7")
+    failed.__cause__ = cause
+    assert explain(failed).splitlines() == [
         "error: GraphError: node 'rollout' failed in update 0",
         "because of EnvError: my/env: step raised",
         "while playing episode 7",

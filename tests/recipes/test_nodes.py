@@ -13,6 +13,7 @@ from vla_rl.algorithms.kl_in_reward import KlRewardConfig
 from vla_rl.engines import Judged
 from vla_rl.engines.packing import pack, unpack
 from vla_rl.errors import ConfigError, EnvError
+from vla_rl.graph import WrongInput
 from vla_rl.recipes.nodes.advantages import CriticAdvantage, GroupAdvantage
 from vla_rl.recipes.nodes.penalties import KlCoefficient, KlPenalty, OverlongPenalty
 from vla_rl.recipes.nodes.rewards import GroupReward, RewardConfig
@@ -248,6 +249,29 @@ def test_groups_that_are_worth_an_update_are_kept(config: FilterConfig, is_kept:
     keep = kept_groups(config)
     assert keep is not None
     assert keep(PAIR) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("rewards", "problem"),
+    [
+        (np.zeros(1), r"it is \[1\], expected \[2\], one reward for each episode"),
+        (np.zeros((2, 1)), r"it is \[2, 1\], expected \[2\]"),
+        ([1.0], r"it is \[1\], expected \[2\]"),
+        ([[1.0]], r"its groups have \[1\] rewards, expected \[2\]"),
+        (np.array([0.0, np.nan]), r"the reward of episode 1 \(none\) is nan, expected a finite number"),
+        ([[np.zeros(3), 0.0]], r"the reward of episode 0 \(none\) is .*, or 2 of them, one for each decision"),
+    ],
+)
+async def test_rewards_that_do_not_fit_are_blamed_on_the_node_that_made_them(rewards: Any, problem: str) -> None:
+    with pytest.raises(WrongInput, match=f"^rewards: {problem}") as caught:
+        await GroupAdvantage(AdvantageConfig(name="grpo"))([PAIR], rewards)
+    assert caught.value.parameter == "rewards"
+
+
+async def test_a_flat_list_of_rewards_is_one_for_each_episode() -> None:
+    estimate = GroupAdvantage(AdvantageConfig(name="grpo"))
+    listed, packed = await estimate([PAIR], [1.0, 2.0]), await estimate([PAIR], np.array([1.0, 2.0]))
+    assert [each.tolist() for each in listed.batch] == [each.tolist() for each in packed.batch]
 
 
 def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,38 @@ async def test_an_environment_that_raises_ends_the_run_with_its_own_traceback(tm
     assert "vla_rl/faulty-v0" in str(caught.value)
     assert "faulty.py" in "".join(caught.value.__notes__)
     assert any(note.startswith("while playing episode") for note in caught.value.__notes__)
+
+
+async def test_a_mistake_in_an_agent_ends_train_with_the_frames_of_the_agent_alone(tmp_path: Path) -> None:
+    async def agent(env: Env, policy: Policy) -> Trajectory:
+        observation, _ = await env.reset()
+        raise KeyError(f"imag, in {sorted(observation)}")
+
+    with pytest.raises(KeyError) as caught:
+        await train_toy(small_run(tmp_path), agent=agent)
+    text = "".join(traceback.format_exception(caught.value))
+    frames = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if "/vla_rl/" in frame.filename]
+    assert [Path(frame.filename).name for frame in frames] == ["failures.py"]
+    assert 'raise KeyError(f"imag, in' in text
+    assert "while playing episode" in text
+    assert "During handling" not in text
+    assert len(text.splitlines()) < 25
+
+
+async def test_what_train_is_given_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    config, policy = small_run(tmp_path), policy_of(small_run(tmp_path))
+    starts = starts_of(config)
+    for arguments, options, message in (
+        ((starts, config, policy), {}, "config is of type list, expected a TrainingConfig"),
+        ((config, [], policy), {}, "starts is empty"),
+        ((config, starts[0], policy), {}, r"starts is of type TaskStart, expected a list .* \[TaskStart"),
+        ((config, [starts[0].env], policy), {}, r"starts\[0\] is of type EnvSpec, expected a TaskStart"),
+        ((config, starts, policy), {"agent": "mine"}, "agent is of type str, expected a function"),
+        ((config, starts, policy), {"customise": lambda _: None}, "customise returned None, .* is a `return` missing"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            await train(*arguments, **options)  # type: ignore[arg-type]
+    assert not await asyncio.to_thread(os.listdir, tmp_path)
 
 
 async def test_a_run_directory_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path) -> None:

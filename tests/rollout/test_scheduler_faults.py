@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from rollout_fakes import Faults, LatencyPool, Setup
 
-from vla_rl.errors import ActorDied, EnvError
+from vla_rl.errors import ActorDied, AgentError, EnvError
 from vla_rl.rollout import EpisodeLost, embodied_agent
 from vla_rl.rollout.simulated_time import run_in_simulated_time
-from vla_rl.types import Env, Policy, Trajectory
+from vla_rl.types import Agent, Env, Policy, Trajectory
 
 
 def test_a_dead_simulator_costs_a_replay_of_the_same_episode_and_nothing_else() -> None:
@@ -141,9 +141,94 @@ def test_an_agent_that_returns_something_else_is_told_what_was_expected() -> Non
         async with setup.opened():
             await setup.collect(0)
 
-    with pytest.raises(ValueError, match="returned 'str', expected the Trajectory of episode 0") as caught:
+    with pytest.raises(AgentError, match="returned a str 'done', expected the Trajectory of episode 0") as caught:
         run_in_simulated_time(main())
-    assert "another episode failed too: ValueError: the agent returned 'str'" in caught.value.__notes__[0]
+    assert "another episode failed too: AgentError: the agent returned a str 'done'" in caught.value.__notes__[0]
+
+
+async def without_return(env: Env, policy: Policy) -> None:
+    await embodied_agent(env, policy)
+
+
+def not_async(env: Env, policy: Policy) -> str:
+    return "done"
+
+
+async def with_another_stop_reason(env: Env, policy: Policy) -> Trajectory:
+    return msgspec.structs.replace(await embodied_agent(env, policy), stop_reason="success")
+
+
+async def with_other_steps(env: Env, policy: Policy) -> Trajectory:
+    return msgspec.structs.replace(await embodied_agent(env, policy), steps=("a step",))
+
+
+async def with_the_tuple_of_reset(env: Env, policy: Policy) -> None:
+    observation = await env.reset()
+    await policy.act(observation)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        (without_return, r"returned None, expected the Trajectory of episode .*; is a `return` missing\?$"),
+        (not_async, r"returned a str 'done' at once; expected `async def agent\(env, policy\)`"),
+        (with_another_stop_reason, r"stop_reason='success' for episode .*, expected a StopReason"),
+        (with_other_steps, r"returned a str 'a step' among the steps of episode .*, expected Steps"),
+        (
+            with_the_tuple_of_reset,
+            r"a tuple \(observation, info\); expected .*: `observation, info = await env.reset\(\)`",
+        ),
+    ],
+)
+def test_a_mistake_of_an_agent_is_reported_with_its_remedy(agent: Agent, message: str) -> None:
+    async def main() -> None:
+        setup = Setup(agent=agent)
+        async with setup.opened():
+            await setup.collect(0)
+
+    with pytest.raises(AgentError, match=message):
+        run_in_simulated_time(main())
+
+
+def test_every_ended_episode_is_counted_once_and_lost_ones_are_not() -> None:
+    ended: list[tuple[int, int]] = []
+
+    async def main() -> int:
+        setup = Setup(
+            pool=LatencyPool(4, faults=Faults(death=0.2)),
+            max_attempts=20,
+            on_episode=lambda played: ended.append((played.episode.episode_id, played.episode.attempt)),
+        )
+        async with setup.opened() as scheduler:
+            await setup.update()
+            return scheduler.metrics()["rollout/lost/died"]
+
+    assert run_in_simulated_time(main()) > 0
+    assert len({episode_id for episode_id, _ in ended}) == len(ended)
+    assert any(attempt > 0 for _, attempt in ended)
+
+
+def test_an_episode_that_does_not_end_is_asked_about_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vla_rl.rollout.policies.LONG_EPISODE", 3)
+
+    async def endless(env: Env, policy: Policy) -> Trajectory:
+        observation, _ = await env.reset()
+        for _ in range(5):
+            await policy.act(observation)
+        return await embodied_agent(env, policy)
+
+    async def main() -> None:
+        setup = Setup(agent=endless)
+        async with setup.opened():
+            await setup.update()
+
+    run_in_simulated_time(main())
+    asked = [record.getMessage() for record in caplog.records if "has not ended" in record.getMessage()]
+    assert len(asked) == 1
+    assert "has made 3 decisions and has not ended" in asked[0]
+    assert "max_episode_steps" in asked[0]
 
 
 def test_an_episode_without_a_decision_is_refused_by_name() -> None:
@@ -156,7 +241,7 @@ def test_an_episode_without_a_decision_is_refused_by_name() -> None:
             await setup.collect(0)
 
     with pytest.raises(
-        ValueError, match=r"a Trajectory without steps for episode \d+ .*expected at least one decision"
+        AgentError, match=r"a Trajectory without steps for episode \d+ .*expected at least one decision"
     ):
         run_in_simulated_time(main())
 

@@ -13,6 +13,11 @@ from vla_rl.types import EnvSpec
 STILL = np.zeros(7, np.float32)
 
 
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent / "support")
+
+
 def faulty(fault: str, at_step: int = 1) -> CheckedEnv:
     return CheckedEnv(EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": fault, "at_step": at_step}))
 
@@ -68,18 +73,56 @@ def test_a_reward_that_is_no_number_is_refused_alone_and_in_a_chunk() -> None:
         env.step_chunk(np.zeros((2, 7), np.float32))
 
 
+def odd(answer: str) -> CheckedEnv:
+    env = CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"answer": answer}))
+    env.reset(seed=0, options=None)
+    return env
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ("old_api", r"a tuple of 4, expected a tuple \(observation, reward, terminated, truncated, info\)"),
+        ("nothing", r"NoneType None, expected a tuple \(observation, reward, terminated, truncated, info\)"),
+        ("no_reward", "the reward NoneType None, expected a number"),
+    ],
+)
+def test_what_a_step_lacks_is_reported_for_a_chunk_too(answer: str, problem: str) -> None:
+    with pytest.raises(EnvError, match=f"^test/Odd-v0: step returned {problem}$"):
+        odd(answer).step_chunk(np.zeros((2, 1), np.float32))
+
+
 @pytest.mark.parametrize(
     ("env_id", "problem"),
-    [("vla_rl/toy_raech-v0", "toy_raech"), ("nowhere/x-v0", "nowhere"), ("no.such.module:x-v0", "no module|No module")],
+    [
+        ("vla_rl/toy_raech-v0", "nothing registers 'vla_rl/toy_raech-v0'.*toy_reach"),
+        ("nowhere/x-v0", "nothing registers 'nowhere/x-v0'; write 'module:nowhere/x-v0'"),
+        ("odd_envs:test/Old-v0", "the module 'odd_envs' registers no 'test/Old-v0'.*Odd"),
+        ("no.such.module:x-v0", "there is no module 'no', expected the one that registers 'x-v0'"),
+        ("odd_env:test/Odd-v0", "there is no module 'odd_env', .*on PYTHONPATH"),
+    ],
 )
-def test_an_unknown_id_says_so(env_id: str, problem: str) -> None:
-    with pytest.raises(EnvError, match=f"could not be made.*({problem})"):
+def test_an_unknown_id_is_reported_with_its_remedy(env_id: str, problem: str) -> None:
+    with pytest.raises(EnvError, match=f"^{env_id} could not be made: {problem}") as caught:
         CheckedEnv(EnvSpec(id=env_id))
+    assert caught.value.__cause__ is None  # its message says all
 
 
-def test_an_unknown_argument_says_so() -> None:
-    with pytest.raises(EnvError, match="unexpected keyword argument 'colour'"):
-        CheckedEnv(EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"colour": "red"}))
+def test_a_module_that_cannot_be_imported_for_another_reason_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_envs.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvError, match=r"could not be made: ModuleNotFoundError.*no_such_package") as caught:
+        CheckedEnv(EnvSpec(id="broken_envs:test/Odd-v0"))
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+def test_an_unknown_argument_is_reported_with_the_nearest() -> None:
+    with pytest.raises(EnvError, match="it has no argument 'step_limt'; did you mean 'step_limit'"):
+        CheckedEnv(EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"step_limt": 3}))
+    with pytest.raises(EnvError, match=r"it has no argument 'colour'; its arguments: answer$"):
+        CheckedEnv(EnvSpec(id="odd_envs:test/Odd-v0", kwargs={"colour": "red"}))
 
 
 def test_a_module_in_the_id_is_imported_first() -> None:

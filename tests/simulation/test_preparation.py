@@ -97,7 +97,7 @@ def test_a_spec_is_prepared_once_however_often_it_will_be_played() -> None:
     [
         ("StartsThread", r"preparing it left 1 threads running in the fork server \(prefetcher\)"),
         ("OpensDisplay", r"preparing it loaded .*start=\"spawn\""),
-        ("Nothing", "could not be made: NameNotFound"),
+        ("Nothing", r"could not be made: the module 'prepared_envs' registers no 'test/Nothing-v0'"),
     ],
 )
 async def test_a_preparation_that_would_spoil_the_forks_ends_the_pool_with_the_reason(

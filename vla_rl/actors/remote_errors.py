@@ -1,11 +1,11 @@
 """An exception of an actor's own code, from where it was raised to where it is awaited.
 
 Built-in exceptions and those of `vla_rl.errors` arrive as their own class; any other class becomes a `RemoteError`. Either
-way the remote traceback is attached as a note, so that it is printed with the error.
+way the remote traceback is attached as a note, so that it is printed with the error. Of an error of ours, whose message says
+all, it is the traceback of the cause.
 """
 
 import builtins
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 import vla_rl.errors
-from vla_rl.errors import RemoteError
+from vla_rl.errors import RemoteError, VlaRlError
+from vla_rl.tracebacks import format_short
 
 _MAX_TRACEBACK = 20_000
 _PLAIN = (int, float, bool, bytes, type(None))
@@ -42,7 +43,6 @@ def report_of(error: BaseException) -> ErrorReport:
 
 
 def _full_report(error: BaseException) -> ErrorReport:
-    text = "".join(traceback.format_exception(error))
     kind = type(error)
     return ErrorReport(
         module=kind.__module__,
@@ -50,15 +50,22 @@ def _full_report(error: BaseException) -> ErrorReport:
         message=_encodable(_said_by(str, error)),
         args=[_plain(arg) for arg in error.args],
         attributes={_encodable(name): _plain(value) for name, value in vars(error).items() if name != "__notes__"},
-        traceback=_encodable(text[-_MAX_TRACEBACK:]),
+        traceback=_encodable(_traceback_of(error)[-_MAX_TRACEBACK:]),
     )
 
 
 def error_from(report: ErrorReport, actor: str, pid: int) -> Exception:
     """The exception to raise at the caller."""
     error = _own_class(report) or RemoteError(report.name, report.message, report.traceback)
-    error.add_note(f"Remote traceback of actor {actor!r} (pid {pid}):\n{report.traceback.rstrip()}")
+    if report.traceback:
+        error.add_note(f"Remote traceback of actor {actor!r} (pid {pid}):\n{report.traceback.rstrip()}")
     return error
+
+
+def _traceback_of(error: BaseException) -> str:
+    if not isinstance(error, VlaRlError):
+        return format_short(error)
+    return format_short(error.__cause__) if error.__cause__ is not None else ""
 
 
 def _own_class(report: ErrorReport) -> Exception | None:

@@ -21,6 +21,7 @@ from vla_rl.graph.errors import (
     UnknownFunction,
     UnknownNode,
     UnknownResource,
+    WrongInput,
     WrongOutput,
 )
 from vla_rl.graph.executor import Executor, Run, RunningNode
@@ -71,6 +72,7 @@ __all__ = [
     "UnknownResource",
     "Update",
     "Waited",
+    "WrongInput",
     "WrongOutput",
     "load_pipeline",
     "write_trace",

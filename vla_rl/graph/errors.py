@@ -91,6 +91,19 @@ class WrongOutput(NodeFailed):
     """A node returned something else than it declared in `writes`. Never retried."""
 
 
+class WrongInput(GraphError):
+    """A node's function cannot use a value that it read. The node that wrote the value is reported as the one that failed.
+
+    Args:
+        parameter: the parameter of the function that was given the value.
+        problem: what the value is, and what was expected.
+    """
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        self.parameter, self.problem = parameter, problem
+        super().__init__(f"{parameter}: {problem}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` where something known is close to `name`, else what is known, else nothing."""
     candidates = list(known)

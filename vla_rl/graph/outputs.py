@@ -28,8 +28,9 @@ def unpack_call(
     if len(writes) == 1:
         if result is None:
             raise _wrong(
-                node, update, writes, "None", "a value; NodeOutput(values={name: None}) writes a None on purpose"
-            )
+                node, update, writes, "None",
+                "a value (is a `return` missing?); NodeOutput(values={name: None}) writes a None on purpose",
+            )  # fmt: skip
         return {writes[0]: result}, metrics
     if not writes:
         if result is not None:

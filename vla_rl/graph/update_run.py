@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from vla_rl.graph.errors import NodeFailed, WrongOutput
+from vla_rl.graph.errors import NodeFailed, WrongInput, WrongOutput
 from vla_rl.graph.node import NodeStatus
 from vla_rl.graph.node_run import NodeRun
 from vla_rl.graph.plan import Plan
@@ -168,6 +168,8 @@ class UpdateRun:
             self.failure.add_note(f"also, {message}")
         elif isinstance(error, NodeFailed):
             self.failure = error
+        elif isinstance(error, WrongInput):
+            self.failure = self._blamed(node, error)
         else:
             self.failure = NodeFailed(node.step.id, self.index, message)
             self.failure.__cause__ = error
@@ -180,6 +182,16 @@ class UpdateRun:
                 other.status = NodeStatus.SKIPPED
                 self._settle(other)
         self._listener.update_failed(self)
+
+    def _blamed(self, reader: NodeRun, error: WrongInput) -> NodeFailed:
+        """The failure of the node that wrote what `reader` cannot use; of `reader`, if no node did."""
+        name = dict(reader.step.reads).get(error.parameter, error.parameter)
+        writer = next((node.step.id for node in self.nodes if name in node.step.writes), None)
+        if writer is None:
+            message = f"node {reader.step.id!r} cannot use {name!r} in update {self.index}: {error.problem}"
+            return NodeFailed(reader.step.id, self.index, message)
+        message = f"node {writer!r} wrote {name!r} in update {self.index}, which node {reader.step.id!r} cannot use: "
+        return WrongOutput(writer, self.index, message + error.problem)
 
     def _note_late_error(self, node: NodeRun, error: BaseException | None) -> None:
         if error is not None and self.failure is not None:

@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
@@ -19,9 +18,10 @@ import msgspec
 import tyro
 import uvloop
 
-from vla_rl.errors import CheckpointError, ConfigError, DataError, VlaRlError
+from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import RunDirectory
 from vla_rl.recipes.config_files import convert, read_config, read_table
+from vla_rl.recipes.failures import explain
 from vla_rl.recipes.lasting_output import lasting_output
 from vla_rl.recipes.pipelines import merged, settings_of
 from vla_rl.recipes.training_config import LearningConfig
@@ -131,7 +131,7 @@ def run_recipe(
     main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
     description: str,
 ) -> int:
-    """Run a recipe from the command line on uvloop; an error that we name ends it in one message, without a traceback."""
+    """Run a recipe from the command line on uvloop; return the exit status. `explain` says how an error is reported."""
     with lasting_output():
         return _run_recipe(launch_type, config_type, main, description)
 
@@ -152,20 +152,6 @@ def _run_recipe(
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except VlaRlError as error:
+    except Exception as error:  # reported here, whatever it is: nothing can handle it any more
         print(explain(error), file=sys.stderr)
         return 1
-
-
-def explain(error: VlaRlError) -> str:
-    """A fault for the person who has to act on it: what happened and its notes (an environment's own traceback is one of
-    them), and the full traceback of a cause that is nobody's deliberate message, such as a mistake in a node."""
-    lines = [f"error: {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-    cause = error.__cause__
-    if isinstance(cause, VlaRlError):
-        lines.append(explain(cause).replace("error:", "because of", 1))
-    elif cause is not None and isinstance(error, CheckpointError | DataError):  # of files: our code is not to blame
-        lines.append(f"because of: {type(cause).__name__}: {cause}")
-    elif cause is not None:
-        lines += ["because of:", *traceback.format_exception(cause)]
-    return "\n".join(line.rstrip("\n") for line in lines)

@@ -26,7 +26,7 @@ from vla_rl.engines.learner import UpdateReport
 from vla_rl.engines.rows import Advantage
 from vla_rl.engines.team import CriticTeam, ReferenceTeam
 from vla_rl.errors import ConfigError
-from vla_rl.graph import NodeOutput
+from vla_rl.graph import NodeOutput, WrongInput
 from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.recipes.nodes.advantages import members_of
 from vla_rl.recipes.nodes.rewards import require_known_success
@@ -37,7 +37,7 @@ from vla_rl.recipes.stopping import carried_through
 from vla_rl.recipes.team import Member, RunEngines, RunModel, Team, engines_of, learners_of, members_of_run
 from vla_rl.recipes.training_config import FilterConfig, LearningConfig, MixedTrainingConfig, RunConfig
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
-from vla_rl.types import Agent, Env, Group, Policy, Sampling, Trajectory, agents_of, derive_seed, parts_of
+from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
 
 
 class Stateful(Protocol):
@@ -89,10 +89,11 @@ class TrainingParts:
         self.scheduler = EpisodeScheduler(
             self.pool,
             self.engine,
-            _counted(agent, self.progress),
+            agent,
             source,
             config.scheduler,
             keep=kept_groups(config.filter),
+            on_episode=self.progress.episode_done,
             num_updates=config.run.updates,
         )
         self.saver = CheckpointSaver(config.run.checkpoint_every, config.run.keep_checkpoints, first_update)
@@ -165,6 +166,8 @@ class TrainingParts:
         is carried to its end, so that weights and books never disagree about the version.
         """
         trajectories = members_of(groups)
+        if len(advantages) != len(trajectories):
+            raise WrongInput("advantages", f"there are {len(advantages)}, expected {len(trajectories)}, one an episode")
         references = None
         if reference_log_probs is not None:
             references = [log_probs for of_group in reference_log_probs for log_probs in of_group]
@@ -266,12 +269,3 @@ def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
         )
 
     return is_kept
-
-
-def _counted(agent: Agent, progress: RunProgress) -> Agent:
-    async def counted(env: Env, policy: Policy) -> Trajectory:
-        trajectory = await agent(env, policy)
-        progress.episode_done(trajectory)
-        return trajectory
-
-    return counted

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -62,10 +63,11 @@ class EpisodeRecorder:
             if is_text_task(env.episode.env):
                 return await agent(env, policy)
             watched = _Watched(env)
-            trajectory = await agent(watched, policy)
-            async with self._turn:
-                await run_to_its_end(self._write, trajectory, watched.seen[:-1], watched.actions)
-            return trajectory
+            trajectory: Any = await agent(watched, policy)
+            if isinstance(trajectory, Trajectory):  # the scheduler refuses anything else
+                async with self._turn:
+                    await run_to_its_end(self._write, trajectory, watched.seen[:-1], watched.actions)
+            return trajectory  # type: ignore[no-any-return]
 
         return play
 

@@ -98,7 +98,7 @@ def policy_of(config: TrainToyConfig) -> MlpPolicy:
     spec = env_of(config)
     try:
         env = gymnasium.make(spec.id, **spec.kwargs)
-    except (gymnasium.error.Error, ValueError) as error:
+    except (gymnasium.error.Error, ImportError, ValueError) as error:
         raise ConfigError(f"TrainToyConfig.env_id is {config.env_id!r}: {error}") from error
     seen, action = env.observation_space, env.action_space
     env.close()

@@ -24,8 +24,10 @@ from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Up
 from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
 from vla_rl.observe.sinks import import_wandb
 from vla_rl.recipes.agents import agent_of, digest_of_run, recorded
+from vla_rl.recipes.arguments import check_arguments, customised
 from vla_rl.recipes.chaos import chaos
 from vla_rl.recipes.evaluation.held_out import Judge
+from vla_rl.recipes.failures import raises_one_error
 from vla_rl.recipes.lasting_output import lasting_output
 from vla_rl.recipes.parts import TrainingParts
 from vla_rl.recipes.pipelines import make_pipeline
@@ -55,6 +57,7 @@ class Outcome:
     """The signal that asked it."""
 
 
+@raises_one_error
 async def train(
     config: LearningConfig,
     starts: Sequence[TaskStart],
@@ -84,7 +87,10 @@ async def train(
     Raises: ConfigError, GraphError before anything starts; CheckpointError if every checkpoint is damaged, or the last
         one cannot be written; RunDirectoryGone if the directory was removed meanwhile; what an environment, agent or
         node raised. Everything is closed in order before, and what was learnt is saved, unless the learner itself failed.
+        A failure of a task comes as the error itself, with the traceback of your own code only, unless the environment
+        variable VLA_RL_TRACEBACK is `full`.
     """
+    check_arguments(config, starts, agent)
     if config.run.wandb_project is not None:
         await asyncio.to_thread(import_wandb, config.run.wandb_project)
     played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
@@ -125,7 +131,7 @@ class TrainingRun:
     ) -> None:
         self._config, self._judge = config, judge
         self._parts = TrainingParts(config, starts, model, agent=agent, first_update=first_update)
-        self.graph: TaskGraph = customise(make_pipeline(self._parts)).build()
+        self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
         if config.overlong.max_length is not None and "overlong" not in self.graph.nodes:
             raise ConfigError(
                 f"overlong.max_length is {config.overlong.max_length}, but pipeline {config.pipeline!r} has no node "

@@ -91,10 +91,12 @@ class GroupSource:
         num_greedy: int = 0,
         kinds: Sequence[str] | None = None,
     ) -> None:
-        if not starts or group_size < 1 or not 0 <= num_greedy <= group_size:
+        if not starts:
+            raise ConfigError("there are no starts, expected at least one TaskStart to begin episodes from")
+        if group_size < 1 or not 0 <= num_greedy <= group_size:
             raise ConfigError(
-                f"{len(starts)} starts in groups of {group_size}, {num_greedy} of them greedy: expected at least one start, "
-                "groups of >= 1, and no more greedy members than a group has"
+                f"groups have {group_size} members, {num_greedy} of them greedy: expected at least 1, and no more greedy "
+                "members than a group has"
             )
         if kinds is not None and len(kinds) != len(starts):
             raise ConfigError(f"{len(kinds)} kinds for {len(starts)} starts, expected one for each")

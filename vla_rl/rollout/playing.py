@@ -1,11 +1,13 @@
 """One attempt at one episode: lease an environment, let the agent play, and tell a lost episode from a broken one."""
 
 import asyncio
+import inspect
+from typing import Any
 
-from vla_rl.errors import ActorDied, ActorFrozen, VlaRlError
+from vla_rl.errors import ActorDied, ActorFrozen, AgentError, VlaRlError
 from vla_rl.rollout.owned_tasks import is_being_cancelled
 from vla_rl.rollout.policies import AnyEngine, DecisionGauge, policy_for
-from vla_rl.types import Agent, EnvPool, EpisodeSpec, Trajectory
+from vla_rl.types import Agent, EnvPool, EpisodeSpec, Step, StopReason, Trajectory
 
 
 class EpisodeLost(VlaRlError):
@@ -42,9 +44,9 @@ async def play_episode(
     """Play `episode` once.
 
     Raises: EpisodeLost where a process died or froze, or the episode took longer than `timeout_s` from its lease on;
-    RuntimeError where what the agent awaited was cancelled by another part; ValueError where it returned anything but the
-    trajectory of this episode, with at least one step; whatever else the agent or the environment raises, with a note that
-    names the episode.
+    RuntimeError where what the agent awaited was cancelled by another part; AgentError if it is not async, or returned
+    anything but the trajectory of this episode, with at least one step; whatever else the agent or the environment raises,
+    with a note that names the episode.
     """
     policy = policy_for(engine, episode, gauge)
     deadline = asyncio.timeout(None)
@@ -52,7 +54,12 @@ async def play_episode(
         async with pool.lease(episode) as env, deadline:
             if timeout_s is not None:
                 deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
-            trajectory = await agent(env, policy)
+            playing: Any = agent(env, policy)
+            if not inspect.isawaitable(playing):
+                raise AgentError(
+                    f"the agent returned {_spelt(playing)} at once; expected `async def agent(env, policy)`"
+                )
+            returned: Any = await playing
     except asyncio.CancelledError as error:
         if is_being_cancelled():
             raise
@@ -76,17 +83,38 @@ async def play_episode(
     except Exception as error:
         error.add_note(f"while playing {describe(episode)}")
         raise
-    if not isinstance(trajectory, Trajectory) or trajectory.episode.episode_id != episode.episode_id:
-        played = trajectory.episode.episode_id if isinstance(trajectory, Trajectory) else type(trajectory).__name__
-        raise ValueError(
-            f"the agent returned {played!r}, expected the Trajectory of {describe(episode)}; use env.episode"
+    return _checked(returned, episode)
+
+
+def _checked(returned: Any, episode: EpisodeSpec) -> Trajectory:
+    """What the agent returned, if it is the trajectory of this episode. Raises: AgentError."""
+    if not isinstance(returned, Trajectory):
+        hint = "; is a `return` missing?" if returned is None else ""
+        raise AgentError(f"the agent returned {_spelt(returned)}, expected the Trajectory of {describe(episode)}{hint}")
+    if returned.episode.episode_id != episode.episode_id:
+        raise AgentError(
+            f"the agent returned the Trajectory of episode {returned.episode.episode_id}, expected that of "
+            f"{describe(episode)}; use env.episode"
         )
-    if not trajectory.steps:
-        raise ValueError(
+    if not returned.steps:
+        raise AgentError(
             f"the agent returned a Trajectory without steps for {describe(episode)}, expected at least one decision; an "
             "agent that cannot decide anything raises an error that says why"
         )
-    return trajectory
+    if not isinstance(returned.stop_reason, StopReason):
+        raise AgentError(
+            f"the agent returned a Trajectory with stop_reason={returned.stop_reason!r} for {describe(episode)}, expected a "
+            "StopReason, such as `stop_reason(outcome.terminated, outcome.info)` gives"
+        )
+    wrong = next((step for step in returned.steps if not isinstance(step, Step)), None)
+    if wrong is not None:
+        raise AgentError(f"the agent returned {_spelt(wrong)} among the steps of {describe(episode)}, expected Steps")
+    return returned
+
+
+def _spelt(value: Any) -> str:
+    text = repr(value)
+    return "None" if value is None else f"a {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
 def _lost_to(death: ActorDied, episode: EpisodeSpec) -> EpisodeLost:

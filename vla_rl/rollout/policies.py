@@ -1,15 +1,16 @@
 """What generates actions or replies, and the policy that one episode sees of it."""
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 
 from vla_rl.actors.waits import begin_wait, end_wait
-from vla_rl.errors import PolicyError
+from vla_rl.errors import AgentError, PolicyError
 from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.types import (
     ANY_REPLY,
@@ -24,6 +25,11 @@ from vla_rl.types import (
     derive_seed,
     first_impossible,
 )
+
+logger = logging.getLogger(__name__)
+
+LONG_EPISODE = 10_000
+"""Decisions in an episode after which a line asks whether its environment ever ends one."""
 
 
 class PolicyEngine(Protocol):
@@ -86,6 +92,20 @@ class DecisionGauge:
         self.num_decisions = 0
         self._asked_s = 0.0
         self._asked_since = 0.0
+        self._has_warned = False
+
+    def note_long_episode(self, episode: EpisodeSpec) -> None:
+        """Warn, once, that an episode may have no end."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "episode %d (%s) has made %d decisions and has not ended; its environment (%s) sets terminated or truncated "
+                "at an end. max_episode_steps of gymnasium.register, or scheduler.episode_timeout_s, cuts episodes off",
+                episode.episode_id,
+                episode.task,
+                LONG_EPISODE,
+                episode.env.id,
+            )
 
     def enter(self, now: float) -> None:
         """A decision is being asked."""
@@ -126,8 +146,15 @@ class EpisodePolicy:
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
         """Choose an action chunk. Without `sampling`: the episode's own. Its seed is always this decision's.
 
-        Raises: PolicyError for a log-prob that is NaN, infinite or above 0.
+        Raises: PolicyError for a log-prob that is NaN, infinite or above 0; AgentError for what `reset` returned as an
+            observation.
         """
+        seen: Any = observation
+        if isinstance(seen, tuple) and len(seen) == 2 and isinstance(seen[1], dict):
+            raise AgentError(
+                "policy.act was given what env.reset returned, a tuple (observation, info); expected the observation alone: "
+                "`observation, info = await env.reset()`"
+            )
         engine: PolicyEngine = self._engine  # type: ignore[assignment]  # which of the two it is, the agent knows
         number = self._num_decisions
         with self._deciding(sampling) as chosen:
@@ -176,6 +203,8 @@ class EpisodePolicy:
         seed = derive_seed(self._episode.policy_seed, self._num_decisions)
         chosen = msgspec.structs.replace(self._episode.sampling if sampling is None else sampling, seed=seed)
         self._num_decisions += 1
+        if self._num_decisions == LONG_EPISODE:
+            self._gauge.note_long_episode(self._episode)
         self._gauge.enter(self._clock())
         wait = begin_wait(f"episode {self._episode.episode_id}", on="the policy")
         try:

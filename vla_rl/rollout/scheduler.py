@@ -59,6 +59,7 @@ class EpisodeScheduler:
         source: what to play.
         config: sizes, staleness and what happens on faults.
         keep: told each complete group; False filters it, and its place is refilled. Must depend on the group alone.
+        on_episode: called with the trajectory of every episode that has ended, before its group is complete.
         num_updates: updates that the run is to reach, those before a resume included; episodes that none of them would be
             made of are not begun. None plays on.
 
@@ -75,11 +76,12 @@ class EpisodeScheduler:
         config: SchedulerConfig,
         *,
         keep: Callable[[Group], bool] | None = None,
+        on_episode: Callable[[Trajectory], None] | None = None,
         num_updates: int | None = None,
     ) -> None:
         config.require_feasible(num_envs=pool.num_envs, group_size=source.group_size)
         self._pool, self._engine, self._agent, self._source, self._config = pool, engine, agent, source, config
-        self._keep, self._num_updates = keep, num_updates
+        self._keep, self._on_episode, self._num_updates = keep, on_episode, num_updates
         self._staleness = self._new_staleness_policy(0)
         self._groups, self._ledger, self._meter = OutstandingGroups(), EpisodeLedger(), RolloutMeter()
         self._ready: dict[int, Group] = {}
@@ -333,6 +335,8 @@ class EpisodeScheduler:
         del self._playing[trajectory.episode.episode_id]
         group = self._groups.finish(trajectory)
         self._meter.episode(trajectory)
+        if self._on_episode is not None:
+            self._on_episode(trajectory)
         note_progress("episodes")
         if group is None:
             return

@@ -69,8 +69,11 @@ class ActionGate:
             raise ValueError(f"{self._env_id} takes actions of {self._space}; only those of a Box come in chunks.")
         array = np.asarray(actions)
         if array.ndim != len(self._shape) + 1 or len(array) < 1:
-            expected = ["H >= 1", *self._shape]
-            raise ValueError(f"action chunk for {self._env_id} is {spell(array)}, expected {expected}.")
+            shape = ", ".join(["H", *map(str, self._shape)])
+            raise ValueError(
+                f"action chunk for {self._env_id} is {spell(array)}, expected {self._dtype} [{shape}] with H >= 1 rows; "
+                "one row alone goes to `step`."
+            )
         return self._in_box(self._box, array, (len(array), *self._shape), "action chunk")
 
     def _in_box(self, box: spaces.Box, action: Any, shape: tuple[int, ...], what: str) -> np.ndarray:

@@ -3,7 +3,6 @@
 Used inside the simulator's process; knows nothing of processes or asyncio.
 """
 
-import importlib
 import math
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.errors import EnvError
+from vla_rl.simulation.making import make_env
 from vla_rl.simulation.open_loop import run_chunk
 from vla_rl.simulation.plain import as_plain
 from vla_rl.simulation.spaces import (
@@ -54,7 +54,7 @@ class CheckedEnv:
         self._was_reset = False
         self._num_steps = 0
         try:
-            self._env = _make(spec)
+            self._env = make_env(spec)
             self._simulator: Any = self._env.unwrapped
             self._wrong = observation_check(self._env.observation_space)
             self._takes_tuples = holds_tuple(self._env.action_space)
@@ -67,6 +67,8 @@ class CheckedEnv:
                 render_key=_render_key_of(self._env),
                 metadata={key: value for key, value in self._env.metadata.items() if _is_plain(value)},
             )
+        except EnvError:
+            raise
         except Exception as error:
             raise self._fault("could not be made", error) from error
 
@@ -121,6 +123,8 @@ class CheckedEnv:
         """
         try:
             answer = run_chunk(self._env, actions, frames_every=frames_every, num_steps_before=self._num_steps)
+        except EnvError:
+            raise
         except Exception as error:
             raise self._fault("step raised", error) from error
         observation, rewards, terminated, truncated, info = answer
@@ -190,7 +194,7 @@ class CheckedEnv:
         try:
             plain: Info = as_plain(info, "info")
         except TypeError as error:
-            raise EnvError(f"{self.spec.id}: {method} returned an info that cannot travel: {error}.") from error
+            raise EnvError(f"{self.spec.id}: {method} returned an info that cannot travel: {error}.") from None
         return plain
 
     def _broken(self, method: str, problem: str) -> EnvError:
@@ -200,12 +204,6 @@ class CheckedEnv:
         """Whatever the environment's code raises is its own fault; the traceback is that of the cause."""
         arguments = f" with {self.spec.kwargs}" if self.spec.kwargs else ""
         return EnvError(f"{self.spec.id}{arguments} {what}: {error!r}")
-
-
-def _make(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
-    if ":" not in spec.id:
-        importlib.import_module("vla_rl.envs")
-    return gymnasium.make(spec.id, disable_env_checker=True, **spec.kwargs)
 
 
 def _render_key_of(env: gymnasium.Env[Any, Any]) -> str | None:

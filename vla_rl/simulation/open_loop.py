@@ -11,6 +11,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from vla_rl.errors import EnvError
+from vla_rl.simulation.spaces import spell
 from vla_rl.types import Info
 
 
@@ -28,7 +30,8 @@ def run_chunk(
     Returns: the observation after the last executed row; float32 [N], one reward for each executed row; terminated;
         truncated; the last row's info, with `num_executed` = N and, where frames were due, `frames`: uint8 [n, ...].
 
-    Raises: `ValueError` for a chunk without rows, or where frames are due and the environment renders none.
+    Raises: `ValueError` for a chunk without rows, or if frames are due and the environment renders none; `EnvError` if
+        `step` returns something else than gymnasium's five values.
     """
     if frames_every is not None and frames_every < 1:
         raise ValueError(f"frames_every is {frames_every}, expected >= 1 control steps, or None for no frames.")
@@ -43,8 +46,8 @@ def run_chunk(
         for number, row in enumerate(actions):
             if can_skip:
                 simulator.render_every_step = number == last
-            observation, reward, terminated, truncated, info = env.step(row)
-            rewards.append(float(reward))
+            observation, reward, terminated, truncated, info = _parts_of(env, env.step(row))
+            rewards.append(reward)
             if frames_every is not None and (num_steps_before + len(rewards)) % frames_every == 0:
                 frames.append(_frame(env))
             if terminated or truncated:
@@ -56,6 +59,25 @@ def run_chunk(
     if frames:
         executed["frames"] = np.stack(frames)
     return observation, np.array(rewards, np.float32), bool(terminated), bool(truncated), executed
+
+
+def _parts_of(env: gymnasium.Env[Any, Any], answer: Any) -> tuple[Any, float, Any, Any, Any]:
+    """What `step` returned. Raises: EnvError if it is no tuple of five, or its reward no number."""
+    if not isinstance(answer, tuple) or len(answer) != 5:
+        what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else spell(answer)
+        expected = "a tuple (observation, reward, terminated, truncated, info)"
+        raise EnvError(f"{_name_of(env)}: step returned {what}, expected {expected}")
+    observation, reward, terminated, truncated, info = answer
+    if type(reward) is not float:
+        try:
+            reward = float(reward)
+        except (TypeError, ValueError):
+            raise EnvError(f"{_name_of(env)}: step returned the reward {spell(reward)}, expected a number") from None
+    return observation, reward, terminated, truncated, info
+
+
+def _name_of(env: gymnasium.Env[Any, Any]) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
 def _frame(env: gymnasium.Env[Any, Any]) -> np.ndarray:

@@ -5,18 +5,16 @@ in its module whatever is costly and never written to again, without any OpenGL;
 arguments, in a fork of this process, takes it from there.
 """
 
-import importlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import msgspec
-from gymnasium.envs.registration import load_env_creator
 
 from vla_rl.actors import PrepareHook
 from vla_rl.actors.threads import refuse_threads
 from vla_rl.errors import EnvError
+from vla_rl.simulation.making import creator_of, refuse_unknown_arguments, registered
 from vla_rl.types import EnvSpec
 
 _FOR_GYMNASIUM = ("max_episode_steps", "disable_env_checker")
@@ -39,20 +37,19 @@ def prepare_envs(specs: list[dict[str, Any]]) -> None:
     for spec in specs:
         try:
             _prepare(spec["id"], spec["kwargs"])
+        except EnvError:
+            raise
         except Exception as error:  # whatever the environment's code raises is its own fault
             arguments = f" with {spec['kwargs']}" if spec["kwargs"] else ""
             raise EnvError(f"{spec['id']}{arguments} could not be made: {error!r}") from error
 
 
 def _prepare(env_id: str, kwargs: dict[str, Any]) -> None:
-    module, _, name = env_id.rpartition(":")
-    importlib.import_module(module or "vla_rl.envs")
-    registered = gymnasium.spec(name)
-    entry_point = registered.entry_point
-    env_class = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
-    prepare = getattr(env_class, "prepare", None)
+    found = registered(env_id)
+    refuse_unknown_arguments(EnvSpec(id=env_id, kwargs=kwargs), found)
+    prepare = getattr(creator_of(found), "prepare", None)
     if prepare is not None:
-        given = {**registered.kwargs, **kwargs}
+        given = {**found.kwargs, **kwargs}
         prepare(**{name: value for name, value in given.items() if name not in _FOR_GYMNASIUM})
     refuse_threads("preparing it")
     if drivers := _loaded_drivers():

@@ -11,7 +11,7 @@ from vla_rl.types import StopReason
 
 
 @pytest.mark.filterwarnings("ignore:.*WARN.*:UserWarning")  # advice on how wide spaces should be
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "FrozenLake-v1"])
 def test_it_keeps_gymnasiums_contract(env_id: str) -> None:
     check_env(ControlEnv(env_id, step_limit=20), skip_render_check=True)
 

@@ -173,6 +173,7 @@ class Setup:
         pool: LatencyPool | None = None,
         agent: Agent = embodied_agent,
         keep: object = None,
+        on_episode: object = None,
         num_updates: int | None = None,
         **settings: object,
     ) -> None:
@@ -180,7 +181,14 @@ class Setup:
         self.engine = CountingEngine()
         config = SchedulerConfig(**{"groups_per_update": 2, "max_staleness": 1, **settings})
         self.scheduler = EpisodeScheduler(
-            self.pool, self.engine, agent, source(), config, keep=keep, num_updates=num_updates
+            self.pool,
+            self.engine,
+            agent,
+            source(),
+            config,
+            keep=keep,
+            on_episode=on_episode,
+            num_updates=num_updates,
         )
 
     @asynccontextmanager

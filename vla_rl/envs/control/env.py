@@ -61,7 +61,9 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
         """Run one control step."""
         inner = action
         if isinstance(self._chosen, spaces.Discrete):
-            inner = np.asarray(int(self._chosen.start) + int(np.rint(action[0])))
+            inner = self._chosen.start + np.int64(
+                np.rint(action[0])
+            )  # a scalar: some environments look it up in a dict
         seen, reward, terminated, truncated, info = self._env.step(inner)
         self._return += float(reward)
         info = {**info, "return": self._return}

@@ -11,13 +11,13 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
 from vla_rl.errors import ConfigError, EnvError
-from vla_rl.graph import NodeOutput
+from vla_rl.graph import NodeOutput, WrongInput
 from vla_rl.types import DEFAULT_AGENT, Config, Group, Trajectory, agents_of, parts_of
 
 T = TypeVar("T")
@@ -175,14 +175,38 @@ def by_decision(trajectory: Trajectory, reward: Reward) -> np.ndarray:
     return spread
 
 
-def by_group(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> list[list[Reward]]:
-    """Rewards of each group; a flat array [N] over all episodes of the update is cut at the groups' ends."""
-    if not isinstance(rewards, np.ndarray):
-        return [list(of_group) for of_group in rewards]
+def by_group(
+    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | Sequence[float] | np.ndarray
+) -> list[list[Reward]]:
+    """Rewards of each group; a flat array or list [N] over all episodes of the update is cut at the groups' ends.
+
+    Raises: WrongInput for another number of rewards, and for one that does not fit its episode or is not finite.
+    """
     sizes = [len(group.trajectories) for group in groups]
-    if rewards.shape != (sum(sizes),):
-        raise ValueError(f"rewards are {list(rewards.shape)}, expected [{sum(sizes)}], one for each episode.")
-    return [list(of_group) for of_group in np.split(rewards, np.cumsum(sizes)[:-1])]
+    found = _as_groups(sizes, rewards)
+    for group, of_group in zip(groups, found, strict=True):
+        for trajectory, reward in zip(group.trajectories, of_group, strict=True):
+            try:
+                check_reward(trajectory, reward)
+            except ValueError as error:
+                raise WrongInput("rewards", str(error)) from None
+    return found
+
+
+def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
+    is_flat = isinstance(rewards, np.ndarray) or all(isinstance(reward, (float, int, np.number)) for reward in rewards)
+    if is_flat:
+        flat = np.asarray(rewards)
+        if flat.shape != (sum(sizes),):
+            raise WrongInput(
+                "rewards", f"it is {list(flat.shape)}, expected [{sum(sizes)}], one reward for each episode"
+            )
+        return [list(of_group) for of_group in np.split(flat, np.cumsum(sizes)[:-1])]
+    found = [list(of_group) for of_group in rewards]
+    if [len(of_group) for of_group in found] != sizes:
+        lengths = [len(of_group) for of_group in found]
+        raise WrongInput("rewards", f"its groups have {lengths} rewards, expected {sizes}, one for each episode")
+    return found
 
 
 def _metrics_by_agent(group: Group, rewards: Sequence[Reward]) -> dict[str, float]:

@@ -1,0 +1,82 @@
+"""How a failed run is reported, by the command line and by `train` alike: one error, with the frames of user code only."""
+
+import functools
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from vla_rl.errors import CheckpointError, DataError, VlaRlError
+from vla_rl.tracebacks import shorten
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def raises_one_error(run: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a coroutine function: what it raises is the error itself, not a group of one, with a short traceback."""
+
+    @functools.wraps(run)
+    async def reporting(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await run(*args, **kwargs)
+        except Exception as error:
+            failure = only_error(error)
+            shorten(failure)
+            raise failure from failure.__cause__
+
+    return reporting
+
+
+def only_error(error: Exception) -> Exception:
+    """The one error in a group, or in groups of groups; the group itself if its members failed in different ways."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    members = _members_of(error)
+    if len({(type(member), str(member)) for member in members}) > 1:
+        return error
+    for note in getattr(error, "__notes__", ()):
+        members[0].add_note(note)
+    if len(members) > 1:
+        others = "1 more task" if len(members) == 2 else f"{len(members) - 1} more tasks"
+        members[0].add_note(f"{others} failed in the same way")
+    return members[0]
+
+
+def _members_of(group: ExceptionGroup[Exception]) -> list[Exception]:
+    found: list[Exception] = []
+    for member in group.exceptions:
+        found += _members_of(member) if isinstance(member, ExceptionGroup) else [member]
+    return found
+
+
+def explain(error: Exception) -> str:
+    """Say what happened, for the person who has to act on it.
+
+    An error of vla_rl: its message and notes (an environment's own traceback is one of them), the lines of user code that
+    led to it, and its cause. Any other error is a mistake somewhere: its traceback, as short as `vla_rl.tracebacks` makes
+    it. The members of a group are explained one after the other.
+    """
+    failure = only_error(error)
+    shorten(failure)
+    if isinstance(failure, ExceptionGroup):
+        members = _members_of(failure)
+        return "\n".join([f"{len(members)} errors:", *map(_explained, members)])
+    return _explained(failure)
+
+
+def _explained(error: Exception) -> str:
+    if not isinstance(error, VlaRlError):
+        return "".join(traceback.format_exception(error)).rstrip("\n")
+    lines = [f"error: {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+    if error.__traceback__ is not None:
+        lines += ["raised from:", *traceback.format_tb(error.__traceback__)]
+    cause = error.__cause__
+    if isinstance(cause, VlaRlError) and str(cause) in str(error):  # a node's failure says what its function raised
+        lines += getattr(cause, "__notes__", ())
+    elif isinstance(cause, VlaRlError):
+        lines.append(_explained(cause).replace("error:", "because of", 1))
+    elif cause is not None and isinstance(error, CheckpointError | DataError):  # of files: our code is not to blame
+        lines.append(f"because of: {type(cause).__name__}: {cause}")
+    elif cause is not None:
+        lines += ["because of:", *traceback.format_exception(cause)]
+    return "\n".join(line.rstrip("\n") for line in lines)
