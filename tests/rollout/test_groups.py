@@ -111,7 +111,7 @@ def test_a_cursor_that_was_saved_before_it_named_its_source_is_still_read() -> N
 
 
 def test_a_source_without_starts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="0 starts"):
+    with pytest.raises(ConfigError, match="there are no starts"):
         GroupSource([], 4, 0)
 
 
