@@ -28,7 +28,7 @@ check: install
 bench: install ## the peers that the benchmarks compare with, then all of them
 	$(BIN)/pip install --quiet --editable ".[bench]"
 	for name in actor_calls env_transport process_start episode_scheduling graph_overhead libero_throughput srpo_reward \
-		policy_inference learner_step engines; do \
+		policy_inference learner_step engines stable_baselines; do \
 		$(BIN)/python -m benchmarks.$$name || exit 1; done
 
 test-clients: install ## openai, its Agents SDK, LangChain, anthropic and verifiers, each at its newest, against a live endpoint; ARGS="langchain"

@@ -401,7 +401,7 @@ def test_nothing_is_left_after_our_own_process_is_killed(tmp_path: Path) -> None
 
 
 def test_a_function_that_no_other_process_can_find_is_refused() -> None:
-    with pytest.raises(TypeError, match="put the function at the top of a module, or make it `async def`"):
+    with pytest.raises(TypeError, match="put it at the top of a module, or make it `async def`"):
         function_path(lambda: None)
     assert function_path(subprocess.run) == "subprocess:run"
 

@@ -1,12 +1,16 @@
 """A runtime for each test, and episodes to play."""
 
+import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vla_rl.actors import Runtime
 from vla_rl.types import EnvSpec, EpisodeSpec
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 Episode = Callable[..., EpisodeSpec]
 

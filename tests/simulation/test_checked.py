@@ -13,11 +13,6 @@ from vla_rl.types import EnvSpec
 STILL = np.zeros(7, np.float32)
 
 
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parent / "support")
-
-
 def faulty(fault: str, at_step: int = 1) -> CheckedEnv:
     return CheckedEnv(EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": fault, "at_step": at_step}))
 

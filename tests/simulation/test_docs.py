@@ -15,6 +15,7 @@ EXPECTED = {
     "play_pool.py": "'simulation/leases': 6.0",
     "play_packed.py": "8 episodes in 2 processes",
     "train_elsewhere.py": "(2, 4) [1. 1.]",
+    "wrapped.py": "(9.8, 9.8) (4,)",
     "play_mine.py": "True after ",
 }
 

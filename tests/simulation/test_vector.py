@@ -1,5 +1,7 @@
 """The vector env behaves as gymnasium's own, step by step, and fails loudly."""
 
+import functools
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +10,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from alike import assert_same
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from own_wrappers import Scaled
 
 from vla_rl.errors import ActorDied, ActorFrozen, EnvError
 from vla_rl.simulation import ProcessVectorEnv, SimulatorConfig, make_vec
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, WrapperSpec
 
 NUM_ENVS = 3
 TOY = EnvSpec(id="vla_rl.envs:vla_rl/toy_reach-v0", kwargs={"step_limit": 7})
@@ -35,25 +39,6 @@ def both(
     finally:
         ours.close()
         theirs.close()
-
-
-def assert_same(ours: Any, theirs: Any, where: str) -> None:
-    """Equal values, kinds, shapes and dtypes, all the way down."""
-    if isinstance(theirs, dict):
-        assert ours.keys() == theirs.keys(), where
-        for key in theirs:
-            assert_same(ours[key], theirs[key], f"{where}[{key!r}]")
-    elif isinstance(theirs, np.ndarray) and theirs.dtype == object:
-        assert_same(list(ours), list(theirs), where)
-    elif isinstance(theirs, np.ndarray):
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), where
-        assert np.array_equal(ours, theirs), where
-    elif isinstance(theirs, list | tuple):
-        assert len(ours) == len(theirs), where
-        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            assert_same(one, other, f"{where}[{index}]")
-    else:
-        assert ours == theirs, where
 
 
 def play_alike(ours: VectorEnv, theirs: VectorEnv, num_steps: int) -> int:
@@ -134,6 +119,101 @@ def test_gymnasiums_wrappers_take_it() -> None:
     envs.close()
 
 
+WRAPPERS = [
+    functools.partial(gymnasium.wrappers.TimeLimit, max_episode_steps=6),
+    functools.partial(Scaled, factor=0.5),
+]
+
+
+def in_wrappers() -> gymnasium.Env[Any, Any]:
+    env: gymnasium.Env[Any, Any] = gymnasium.make("CartPole-v1")
+    for wrapper in WRAPPERS:
+        env = wrapper(env)
+    return env
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("per_process", [1, NUM_ENVS])
+def test_wrappers_are_applied_in_the_processes_as_gymnasium_applies_them(mode: AutoresetMode, per_process: int) -> None:
+    config = SimulatorConfig(envs_per_process=per_process)
+    ours = make_vec("CartPole-v1", NUM_ENVS, wrappers=WRAPPERS, autoreset_mode=mode, config=config)
+    theirs: SyncVectorEnv[Any, Any] = SyncVectorEnv([in_wrappers] * NUM_ENVS, autoreset_mode=mode)
+    try:
+        assert ours.single_observation_space == theirs.single_observation_space
+        assert ours.get_attr("factor") == theirs.get_attr("factor") == (0.5,) * NUM_ENVS
+        assert play_alike(ours, theirs, 40) > 10
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def test_a_wrapper_that_another_process_cannot_import_is_refused() -> None:
+    with pytest.raises(TypeError, match="cannot be found by another process: put it at the top of a module"):
+        make_vec(CART_POLE, 1, wrappers=[lambda env: env])
+    with pytest.raises(TypeError, match="has arguments without a name, expected keywords only"):
+        make_vec(CART_POLE, 1, wrappers=[functools.partial(Scaled, 0.5)])
+    spec = EnvSpec(id="CartPole-v1", wrappers=(WrapperSpec(path="own_wrappers:Scald"),))
+    with pytest.raises(EnvError, match=r"the wrapper 'own_wrappers:Scald' cannot be found"):
+        make_vec(spec, 1)
+
+
+LAMP = EnvSpec(id="own_wrappers:test/Lamp-v0")
+
+
+@pytest.mark.parametrize("per_process", [1, 2])
+def test_attributes_and_methods_are_those_of_gymnasiums_own(per_process: int) -> None:
+    with both(LAMP, per_process=per_process) as (ours, theirs):
+        for name in ("colour", "size", "names", "action_space", "observation_space", "render_mode"):
+            assert ours.get_attr(name) == theirs.get_attr(name), name
+        for envs in (ours, theirs):
+            envs.set_attr("colour", ["red", "green", "blue"])
+        assert ours.call("shine", 2, loud=True) == theirs.call("shine", 2, loud=True)
+        assert ours.get_attr("colour") == theirs.get_attr("colour") == ("red", "green", "blue")
+        for envs in (ours, theirs):
+            envs.set_attr("size", {"w": (1, 2)})
+            with pytest.raises(AttributeError, match="glow"):
+                envs.call("glow")
+            with pytest.raises(ValueError, match="times is -1"):
+                envs.call("shine", -1)
+            with pytest.raises(ValueError, match=r"2.{1,2}values"):
+                envs.set_attr("colour", ["red", "green"])
+        assert ours.get_attr("size") == theirs.get_attr("size") == ({"w": (1, 2)},) * NUM_ENVS
+        with pytest.raises(TypeError, match="thing is a object, expected numbers, strings"):
+            ours.get_attr("thing")
+        assert_same(ours.reset(seed=0), theirs.reset(seed=0), "the environments are sound after all of this")
+
+
+def test_arguments_of_the_environment_stand_beside_those_of_its_spec() -> None:
+    spec = EnvSpec(id=LAMP.id, kwargs={"colour": "green"})
+    envs = make_vec(spec, 2, render_mode="rgb_array")
+    assert (envs.render_mode, envs.get_attr("colour")) == ("rgb_array", ("green", "green"))
+    envs.close()
+
+
+@pytest.mark.parametrize("mode", [None, "vector_entry_point"])
+def test_gymnasiums_make_vec_makes_ours_of_our_ids(mode: str | None) -> None:
+    env_id, options = "vla_rl.envs:vla_rl/toy_reach-v0", {"step_limit": 5, "render_mode": "rgb_array"}
+    ours = gymnasium.make_vec(env_id, num_envs=NUM_ENVS, vectorization_mode=mode, **options)
+    theirs = gymnasium.make_vec(env_id, num_envs=NUM_ENVS, vectorization_mode="sync", **options)
+    try:
+        assert isinstance(ours, ProcessVectorEnv)
+        assert ours.spec is not None
+        assert ours.spec.kwargs["step_limit"] == 5
+        assert play_alike(ours, theirs, 30) > 0
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def test_every_id_of_ours_has_a_vector_entry_point_that_is_written_in_its_spec() -> None:
+    importlib.import_module("vla_rl.envs")
+    ids = [name for name in gymnasium.registry if name.startswith("vla_rl/")]
+    assert len(ids) >= 14
+    for name in ids:
+        assert gymnasium.spec(name).vector_entry_point == f"vla_rl.envs.vectors:{name.removeprefix('vla_rl/')}"
+        assert "vla_rl.envs.vectors" in gymnasium.spec(name).to_json()
+
+
 def faulty(fault: str) -> EnvSpec:
     return EnvSpec(id="vla_rl.envs:vla_rl/faulty-v0", kwargs={"fault": fault, "at_step": 2})
 
@@ -147,7 +227,7 @@ def test_a_fault_in_one_environment_is_raised_and_closing_leaves_no_process(
 ) -> None:
     config = SimulatorConfig(step_timeout_s=5.0 if fault == "stop" else 60.0, envs_per_process=per_process)
     envs = make_vec(faulty(fault), 2, config=config)
-    pids = [process.pid for process in envs._processes]
+    pids = [process.pid for process in envs._rows.processes]
     envs.reset(seed=0)
     still = np.zeros((2, 7), np.float32)
     envs.step(still)

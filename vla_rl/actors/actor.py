@@ -6,12 +6,12 @@ decoded, so a message can only contain what a signature says.
 
 import hashlib
 import inspect
-import sys
 import typing
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
+
+from vla_rl.actors.importable import main_module_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__vla_rl_endpoint__"
@@ -127,18 +127,7 @@ def target_of(actor_class: type[Actor]) -> str:
             f"{module}.{qualname} is defined inside a function, so no other process can import it; "
             f"move the class to the top level of a module, or place it InLoop()."
         )
-    return f"{_main_module_name() if module == '__main__' else module}:{qualname}"
-
-
-def _main_module_name() -> str:
-    """The name by which a child imports the program that was started here."""
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:
-        return main.__spec__.name
-    file = getattr(main, "__file__", None)
-    if file is None:
-        raise TypeError("a class of an interactive session has no module that a child could import; put it in a file.")
-    return Path(file).stem  # its folder is the first entry of sys.path, which the child takes over
+    return f"{main_module_name() if module == '__main__' else module}:{qualname}"
 
 
 _tables: dict[type[Actor], EndpointTable] = {}

@@ -4,6 +4,7 @@
     env = gymnasium.make("vla_rl/toy_reach-v0", task_id=0)
 
 Without an import of one's own, gymnasium's `module:id` form does the same: "vla_rl.envs:vla_rl/toy_reach-v0".
+`gymnasium.make_vec` makes a vector environment of processes (`vla_rl.simulation.make_vec`), unless it is asked for "sync".
 Entry points are strings: an environment's module, and with it its simulator, is imported when the first one is made.
 No environment knows of asyncio, of torch or of the trainer.
 """
@@ -22,7 +23,8 @@ package that takes LIBERO's place are `vla_rl/libero-v0` with `suite=...`."""
 
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
     if env_id not in gymnasium.registry:
-        gymnasium.register(id=env_id, entry_point=entry_point, kwargs=kwargs or {})
+        vectors = f"vla_rl.envs.vectors:{env_id.removeprefix('vla_rl/')}"
+        gymnasium.register(id=env_id, entry_point=entry_point, vector_entry_point=vectors, kwargs=kwargs or {})
 
 
 _register("vla_rl/toy_reach-v0", "vla_rl.envs.toy.reach:ToyReachEnv")

@@ -7,13 +7,13 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 
 from vla_rl.actors.environment import inherited_environment
+from vla_rl.actors.importable import import_path
 from vla_rl.actors.waits import waiting
 from vla_rl.sandbox.keeper_process import KeeperProcess
 from vla_rl.sandbox.limits import ProcessLimits
@@ -220,20 +220,10 @@ class Sandbox:
 
 def function_path(function: Callable[..., Any]) -> str:
     """`module:function`, by which another process finds it. Raises: TypeError for one that no other process can import."""
-    module, name = function.__module__, function.__qualname__
-    if "<" in name or hasattr(function, "__self__"):
-        raise TypeError(
-            f"{module}.{name} cannot be found by another process: put the function at the top of a module, or make it "
-            "`async def`, which runs in the loop."
-        )
-    if module == "__main__":
-        main = sys.modules["__main__"]
-        if main.__spec__ is None and not hasattr(main, "__file__"):
-            raise TypeError(
-                f"{name} is of an interactive session, which no other process can import; put it in a file."
-            )
-        module = main.__spec__.name if main.__spec__ is not None else Path(str(main.__file__)).stem
-    return f"{module}:{name}"
+    try:
+        return import_path(function)
+    except TypeError as error:
+        raise TypeError(f"{error}, or make it `async def`, which runs in the loop.") from None
 
 
 def _result_of(ended: Ended) -> CallResult:

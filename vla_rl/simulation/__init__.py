@@ -12,6 +12,7 @@ from vla_rl.simulation.lease import LeasedEnv
 from vla_rl.simulation.pool import SimulatorPool
 from vla_rl.simulation.vector import ProcessVectorEnv, make_vec
 from vla_rl.simulation.worker import EnvWorker
+from vla_rl.simulation.wrapping import wrapper_spec
 
 __all__ = [
     "EnvHandle",
@@ -22,4 +23,5 @@ __all__ = [
     "SimulatorPool",
     "make_vec",
     "open_env",
+    "wrapper_spec",
 ]

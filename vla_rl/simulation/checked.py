@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.errors import EnvError
+from vla_rl.simulation.attributes import call
 from vla_rl.simulation.making import make_env
 from vla_rl.simulation.open_loop import run_chunk
 from vla_rl.simulation.plain import as_plain
@@ -25,6 +26,7 @@ from vla_rl.simulation.spaces import (
     spell,
     with_tuples,
 )
+from vla_rl.simulation.wrapping import classes_of_wrappers
 from vla_rl.types import ChunkOutcome, EnvSpec, Info
 
 
@@ -41,6 +43,9 @@ class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Key of the picture of the observation that `render` gives too; None where the environment does not say."""
 
     metadata: dict[str, Any]
+
+    wrapper_classes: frozenset[str] = frozenset()
+    """`module:name` of each wrapper's class, and of the classes that it is derived from."""
 
 
 class CheckedEnv:
@@ -65,6 +70,7 @@ class CheckedEnv:
                 has_state=hasattr(self._simulator, "get_state") and hasattr(self._simulator, "set_state"),
                 render_mode=self._env.render_mode,
                 render_key=_render_key_of(self._env),
+                wrapper_classes=classes_of_wrappers(self._env),
                 metadata={key: value for key, value in self._env.metadata.items() if _is_plain(value)},
             )
         except EnvError:
@@ -147,6 +153,14 @@ class CheckedEnv:
             return as_plain(self._env.render(), "the picture")
         except Exception as error:
             raise self._fault("render raised", error) from error
+
+    def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """See `attributes.call`."""
+        return call(self._env, name, args, kwargs)
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the environment, or of the wrapper that has it."""
+        self._env.set_wrapper_attr(name, value)
 
     def get_state(self) -> Any:
         """The simulator's state as plain values. Raises: TypeError where the environment offers none."""

@@ -85,6 +85,14 @@ class HostedEnv:
             self._abandon()
             raise
 
+    def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """See `attributes.call`. An error of the method is its caller's, and the environment stays."""
+        return self._opened().call(name, args, kwargs)
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Set an attribute of the environment, or of the wrapper that has it."""
+        self._opened().set_attr(name, value)
+
     def get_state(self) -> Any:
         """The simulator's state as plain values."""
         try:

@@ -11,6 +11,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.envs.registration import load_env_creator
 
 from vla_rl.errors import EnvError
+from vla_rl.simulation.wrapping import wrapped
 from vla_rl.types import EnvSpec
 
 FOR_GYMNASIUM = ("max_episode_steps", "disable_env_checker", "render_mode")
@@ -18,9 +19,12 @@ FOR_GYMNASIUM = ("max_episode_steps", "disable_env_checker", "render_mode")
 
 
 def make_env(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
-    """Build the environment. Raises: EnvError for an unknown id or argument; whatever the environment's code raises."""
+    """Build the environment in its wrappers.
+
+    Raises: EnvError for an unknown id, argument or wrapper; whatever the environment's code raises.
+    """
     refuse_unknown_arguments(spec, registered(spec.id))
-    return gymnasium.make(spec.id, disable_env_checker=True, **spec.kwargs)
+    return wrapped(gymnasium.make(spec.id, disable_env_checker=True, **spec.kwargs), spec.wrappers)
 
 
 def registered(env_id: str) -> Registered:

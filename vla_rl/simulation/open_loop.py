@@ -1,7 +1,7 @@
 """Running an action chunk: H control steps chosen at once and executed open loop, one row each.
 
-Pictures between the first and the last row are seen by nobody. An environment whose unwrapped class has
-`render_every_step: bool` may leave them out while it is False; it renders anyway where the episode ends. Who wants
+Pictures between the first and the last row are not looked at, unless by a wrapper. An environment whose unwrapped class
+has `render_every_step: bool` may leave them out while it is False; it renders anyway when the episode ends. Who wants
 some of them (a video, a reward that looks at whole trajectories) asks for frames, which are what `render` gives. Where that
 is a picture of the observation too, the unwrapped class says which one in `render_key: str`.
 """
@@ -13,6 +13,7 @@ import numpy as np
 
 from vla_rl.errors import EnvError
 from vla_rl.simulation.spaces import spell
+from vla_rl.simulation.wrapping import shows_every_step
 from vla_rl.types import Info
 
 
@@ -38,7 +39,7 @@ def run_chunk(
     if len(actions) < 1:
         raise ValueError(f"action chunk is {actions.shape}, expected at least one row.")
     simulator: Any = env.unwrapped
-    can_skip = hasattr(simulator, "render_every_step") and not _has_time_limit_wrapper(env)
+    can_skip = hasattr(simulator, "render_every_step") and not shows_every_step(env)
     rewards: list[float] = []
     frames: list[np.ndarray] = []
     last = len(actions) - 1
@@ -88,8 +89,3 @@ def _frame(env: gymnasium.Env[Any, Any]) -> np.ndarray:
             'render_mode="rgb_array".'
         )
     return picture
-
-
-def _has_time_limit_wrapper(env: gymnasium.Env[Any, Any]) -> bool:
-    """A wrapper of gymnasium's ends episodes behind the environment's back: no row is surely in between."""
-    return env.spec is not None and env.spec.max_episode_steps is not None

@@ -1,14 +1,16 @@
 """The rows of a vector environment that live in one process."""
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from vla_rl.actors import begin
 from vla_rl.errors import ActorDied, EnvError
+from vla_rl.simulation.attributes import marked, unmarked
 from vla_rl.simulation.batch import SharedBatch
 from vla_rl.simulation.hosted import PackedStep
 from vla_rl.simulation.process import SimulatorProcess
+from vla_rl.simulation.simulator import Simulator
 from vla_rl.simulation.worker import EnvWorker
 from vla_rl.types import Info
 
@@ -40,16 +42,22 @@ class RowGroup:
 
     async def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> Info:
         """Begin an episode in one of the rows; its info."""
-        simulator = self.process.simulators[row - self.first]
-        (_, others), info = await simulator.reset(seed, options, self._batch.current)
+        (_, others), info = await self._simulator(row).reset(seed, options, self._batch.current)
         self._batch.put(row, others)
         return info
 
-    async def render(self) -> list[Any]:
-        """What the environments' render gives."""
-        return await all_of(
-            simulator.ask(simulator.worker.render(number)) for number, simulator in enumerate(self.process.simulators)
-        )
+    async def render(self, row: int) -> Any:
+        """What `render` of one of the rows gives."""
+        return await self._simulator(row).ask(self.process.worker.render(row - self.first))
+
+    async def call(self, row: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What a method, or an attribute, of one of the rows gives."""
+        asked = self.process.worker.call(row - self.first, name, list(args), kwargs)
+        return unmarked(await self._simulator(row).ask(asked))
+
+    async def set_attr(self, row: int, name: str, value: Any) -> None:
+        """Set an attribute of one of the rows."""
+        await self._simulator(row).ask(self.process.worker.set_attr(row - self.first, name, marked(value, name)))
 
     def begin_steps(self, actions: list[Any]) -> Awaitable[list[PackedStep]]:
         """One control step in every row, for one message, which is on its way when this returns; see `end_steps`."""
@@ -69,23 +77,26 @@ class RowGroup:
             answers.append((reward, terminated, truncated, info, None))
         return answers
 
-    async def step_singly(self, actions: list[Any], *, resets_at_end: bool) -> list[Answer]:
-        """One control step in every row, for a message each; where the action is None its next episode begins instead.
+    async def step_singly(self, actions: list[Any]) -> list[Answer]:
+        """One control step in every row, for a message each; if its action is None its next episode begins instead."""
+        return await all_of(self._step(row, action) for row, action in enumerate(actions, self.first))
 
-        `resets_at_end`: begin the next episode in the same step that ended one.
-        """
-        return await all_of(self._step(row, action, resets_at_end) for row, action in enumerate(actions, self.first))
+    async def begin_next(self, row: int, answer: Answer) -> Answer:
+        """Begin the next episode in a row that has just ended one: the answer with the new info, and what was final."""
+        reward, terminated, truncated, info, _ = answer
+        final = {"final_obs": self._batch.row(row), "final_info": info}
+        return reward, terminated, truncated, await self.reset(row, None, None), final
 
-    async def _step(self, row: int, action: Any, resets_at_end: bool) -> Answer:
+    def _simulator(self, row: int) -> Simulator:
+        return self.process.simulators[row - self.first]
+
+    async def _step(self, row: int, action: Any) -> Answer:
         if action is None:
             return 0.0, False, False, await self.reset(row, None, None), None
         number = row - self.first
         step = self.process.worker.step(number, action, self._batch.current)
-        (_, others), reward, terminated, truncated, info = await self.process.simulators[number].ask(step)
+        (_, others), reward, terminated, truncated, info = await self._simulator(row).ask(step)
         self._batch.put(row, others)
-        if resets_at_end and (terminated or truncated):
-            final = {"final_obs": self._batch.row(row), "final_info": info}
-            return reward, terminated, truncated, await self.reset(row, None, None), final
         return reward, terminated, truncated, info, None
 
 

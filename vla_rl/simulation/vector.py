@@ -1,27 +1,22 @@
 """A gymnasium vector environment over simulator processes, for training loops that know nothing of asyncio."""
 
-import asyncio
-from collections import deque
-from collections.abc import Awaitable, Coroutine, Sequence
-from itertools import accumulate, chain
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import gymnasium
+import msgspec
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
 from vla_rl.simulation.actions import ActionGate
-from vla_rl.simulation.batch import SharedBatch
-from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
-from vla_rl.simulation.hosted import PackedStep
-from vla_rl.simulation.layout import ObservationLayout
 from vla_rl.simulation.loop_thread import LoopThread
-from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.row_group import Answer, RowGroup, all_of
+from vla_rl.simulation.row_group import Answer
+from vla_rl.simulation.rows import EnvRows
 from vla_rl.simulation.spaces import build_space
-from vla_rl.types import EnvSpec, Info
+from vla_rl.simulation.wrapping import wrapper_spec
+from vla_rl.types import EnvSpec, WrapperSpec
 
 _T = TypeVar("_T")
 
@@ -32,7 +27,9 @@ def make_vec(
     *,
     copy: bool = True,
     autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+    wrappers: Sequence[Callable[..., Any] | WrapperSpec] = (),
     config: SimulatorConfig | None = None,
+    **kwargs: Any,
 ) -> "ProcessVectorEnv":
     """`num_envs` copies of one environment, in processes of their own, as one `gymnasium.vector.VectorEnv`.
 
@@ -46,18 +43,27 @@ def make_vec(
         num_envs: copies.
         copy: give new arrays at every step; False gives the same ones again, overwritten by the next step.
         autoreset_mode: what happens after an episode's end; see gymnasium's `AutoresetMode`.
+        wrappers: around each copy, the first one innermost: classes or functions at the top of a module, or a
+            `functools.partial` of one with keyword arguments. They are imported and applied in the processes.
         config: timeouts, environment variables, and how many copies share a process, which steps them all for one message;
             its `num_envs` does not matter.
+        kwargs: arguments of the environment beside those of the spec, such as `render_mode="rgb_array"`.
 
     Raises: EnvError if the environment cannot be built, ActorDied if a process does not come up, ConfigError if this
-        process's limits on open files or address space leave no room for them.
+        process's limits on open files or address space leave no room for them, TypeError for a wrapper that no other
+        process can import.
     """
     spec = EnvSpec(id=env) if isinstance(env, str) else env
+    spec = msgspec.structs.replace(
+        spec,
+        kwargs={**spec.kwargs, **kwargs},
+        wrappers=(*spec.wrappers, *(wrapper_spec(wrapper) for wrapper in wrappers)),
+    )
     return ProcessVectorEnv(spec, num_envs, copy, AutoresetMode(autoreset_mode), config or SimulatorConfig())
 
 
 class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
-    """See `make_vec`. Behaves as gymnasium's own vector environments do: seeds, infos, final observations.
+    """See `make_vec`. Behaves as gymnasium's own vector environments do: seeds, infos, final observations, attributes.
 
     Calls raise `ActorDied` or `ActorFrozen` where a process dies or does not answer, and `EnvError` where an environment
     breaks its contract. All processes end with `close`, and with this process whatever happens.
@@ -71,31 +77,19 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self.num_envs, self.copy, self.autoreset_mode = num_envs, copy, autoreset_mode
         self._thread = LoopThread(f"vector env {env.id}")
         try:
-            self._processes, description = self._thread.call(self._start(env, config))
+            self._rows = self._thread.call(EnvRows.start(self._thread.runtime, env, num_envs, config))
         except BaseException:
             self._thread.close()
             self.closed = True
             raise
+        self._batch, description = self._rows.batch, self._rows.description
         self.metadata = {**description.metadata, "autoreset_mode": autoreset_mode}
-        self.render_mode = description.render_mode
+        self.render_mode, self.wrapper_classes = description.render_mode, description.wrapper_classes
         self.single_observation_space = build_space(description.observation_space)
         self.single_action_space = build_space(description.action_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._gate = ActionGate(self.single_action_space, env.id)
-        self._batch = SharedBatch(ObservationLayout(self.single_observation_space), num_envs)
-        firsts = accumulate(len(process.simulators) for process in self._processes[:-1])
-        self._groups = [
-            RowGroup(process, first, self._batch) for process, first in zip(self._processes, (0, *firsts), strict=True)
-        ]
-        self._group_of = [group for group in self._groups for _ in group.process.simulators]
-        try:
-            self._run(self._share_batch())
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            self._batch.close()
         self._must_reset = np.zeros(num_envs, np.bool_)
 
     def reset(
@@ -109,29 +103,45 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         """
         seeds = self._seeds(seed)
         chosen, plain_options = self._chosen(options)
-        self._choose_batch(is_whole=bool(chosen.all()))
-        infos = self._run(self._reset_all([int(index) for index in np.flatnonzero(chosen)], seeds, plain_options))
-        self._must_reset[chosen] = False
-        return self._observations(), self._gathered(infos)
+        rows = [int(index) for index in np.flatnonzero(chosen)]
+        observations, infos = self.reset_rows(rows, seeds, [plain_options] * self.num_envs)
+        return observations, self._gathered(infos)
+
+    def reset_rows(
+        self, rows: Sequence[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
+    ) -> tuple[Any, dict[int, dict[str, Any]]]:
+        """Reset some environments, each with its own seed and options; all observations, and the infos by row."""
+        self._choose_batch(is_whole=len(rows) == self.num_envs)
+        infos = self._run(self._rows.reset(rows, seeds, options))
+        self._must_reset[list(rows)] = False
+        return self._observations(), infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Run one control step everywhere; environments whose episode has ended begin the next one as the mode says."""
-        if self.autoreset_mode is AutoresetMode.DISABLED and self._must_reset.any():
-            ended = np.flatnonzero(self._must_reset).tolist()
-            raise gymnasium.error.ResetNeeded(f"the episodes of environments {ended} are over; reset them first.")
-        rows = self._packed_rows(actions)
-        self._choose_batch(is_whole=True)
-        answers = self._run(self._step_all(rows))
+        observations, answers = self.step_rows(actions)
         rewards, ends, cuts, last_infos, finals = zip(*answers, strict=True)
-        terminations, truncations = np.array(ends, np.bool_), np.array(cuts, np.bool_)
         infos: dict[str, Any] = {}
         if any(last_infos) or any(finals):
             for index in range(self.num_envs):
                 for info in filter(None, (finals[index], last_infos[index])):
                     infos = self._add_info(infos, info, index)
-        if self.autoreset_mode is not AutoresetMode.SAME_STEP:
-            self._must_reset = terminations | truncations
-        return self._observations(), np.array(rewards, np.float64), terminations, truncations, infos
+        return observations, np.array(rewards, np.float64), np.array(ends, np.bool_), np.array(cuts, np.bool_), infos
+
+    def step_rows(self, actions: Any) -> tuple[Any, list[Answer]]:
+        """The same step as observations, and of each environment its reward, terminated, truncated, info, and what was
+        final if it began its next episode in this step."""
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._must_reset.any():
+            ended = np.flatnonzero(self._must_reset).tolist()
+            raise gymnasium.error.ResetNeeded(f"the episodes of environments {ended} are over; reset them first.")
+        rows = self._packed_rows(actions)
+        self._choose_batch(is_whole=True)
+        resets_at_end = self.autoreset_mode is AutoresetMode.SAME_STEP
+        answers = self._run(self._rows.step(rows, resets_at_end=resets_at_end))
+        if not resets_at_end:
+            self._must_reset = np.array(
+                [terminated or truncated for _, terminated, truncated, _, _ in answers], np.bool_
+            )
+        return self._observations(), answers
 
     def _packed_rows(self, actions: Any) -> list[Any]:
         """What travels to each environment; None to those that begin their next episode, whose action does not matter."""
@@ -146,7 +156,34 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
 
     def render(self) -> tuple[Any, ...]:
         """What each environment's render gives."""
-        return tuple(self._run(self._render_all()))
+        return tuple(self._run(self._rows.render(range(self.num_envs))))
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """What a method of each environment, or of a wrapper around it, gives; or its attribute.
+
+        Arguments and results are plain values, arrays or spaces: others cannot go between processes.
+        Raises: AttributeError for an unknown name, TypeError for what cannot travel, and what a method raises.
+        """
+        return tuple(self.call_rows(range(self.num_envs), name, *args, **kwargs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of each environment, or of a wrapper around it."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: list[Any] | tuple[Any, ...] | Any) -> None:
+        """Set an attribute of each environment: to its value in a list or tuple, or all to the same one."""
+        each = list(values) if isinstance(values, list | tuple) else [values] * self.num_envs
+        if len(each) != self.num_envs:
+            raise ValueError(f"{name} has {len(each)} values, expected one for each of {self.num_envs} environments.")
+        self.set_attr_rows(range(self.num_envs), name, each)
+
+    def call_rows(self, rows: Sequence[int], name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """`call` for some environments."""
+        return self._run(self._rows.call(rows, name, args, kwargs))
+
+    def set_attr_rows(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        """Set an attribute of some environments, one value for each."""
+        self._run(self._rows.set_attr(rows, name, values))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close all environments and end their processes."""
@@ -169,74 +206,6 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
             coroutine.close()
             raise gymnasium.error.ClosedEnvironmentError("this vector environment is closed; make another one.")
         return self._thread.call(coroutine)
-
-    async def _start(self, env: EnvSpec, config: SimulatorConfig) -> tuple[list[SimulatorProcess], EnvDescription]:
-        """All processes with all environments built, and what these are like."""
-        sizes = config.envs_of_processes(self.num_envs)
-        config.require_room(len(sizes))
-        starting, leniency = asyncio.Semaphore(config.concurrent_starts), config.leniency()
-
-        async def start(index: int, num_envs: int) -> tuple[SimulatorProcess, EnvDescription]:
-            async with starting:
-                process = await SimulatorProcess.start(
-                    self._thread.runtime,
-                    f"{env.id}-{index}",
-                    config,
-                    index,
-                    (env,),
-                    num_envs=num_envs,
-                    leniency=leniency,
-                )
-                descriptions = await all_of(simulator.open(env) for simulator in process.simulators)
-                return process, descriptions[0]
-
-        started = await all_of(start(*each) for each in enumerate(sizes))
-        return [process for process, _ in started], started[0][1]
-
-    async def _share_batch(self) -> None:
-        await all_of(group.share_batch(self.num_envs) for group in self._groups)
-
-    async def _reset_all(
-        self, rows: list[int], seeds: list[int | None], options: dict[str, Any] | None
-    ) -> dict[int, Info]:
-        infos = await all_of(self._group_of[row].reset(row, seeds[row], options) for row in rows)
-        return dict(zip(rows, infos, strict=True))
-
-    async def _step_all(self, actions: list[Any]) -> list[Answer]:
-        """All actions leave at once, in one message to each process where no row of its is reset."""
-        resets_at_end = self.autoreset_mode is AutoresetMode.SAME_STEP
-        calls: list[Awaitable[list[PackedStep]] | None] = []
-        for group in self._groups:
-            is_whole = not resets_at_end and all(action is not None for action in actions[group.rows])
-            calls.append(group.begin_steps(actions[group.rows]) if is_whole else None)
-        if None not in calls:
-            return await self._answers_in_order(calls)
-        by_group = await all_of(
-            group.end_steps(call)
-            if call is not None
-            else group.step_singly(actions[group.rows], resets_at_end=resets_at_end)
-            for group, call in zip(self._groups, calls, strict=True)
-        )
-        return [*chain.from_iterable(by_group)]
-
-    async def _answers_in_order(self, calls: list[Any]) -> list[Answer]:
-        """What all calls gave, which costs no task each; the first failure is raised when all have ended.
-
-        The last one is awaited first: until it is there, most others are too, and wake nobody.
-        """
-        by_group: deque[list[Answer]] = deque()
-        failure: Exception | None = None
-        for group, call in zip(reversed(self._groups), reversed(calls), strict=True):
-            try:
-                by_group.appendleft(await group.end_steps(call))
-            except Exception as error:  # raised below
-                failure = error
-        if failure is not None:
-            raise failure
-        return [*chain.from_iterable(by_group)]
-
-    async def _render_all(self) -> list[Any]:
-        return [*chain.from_iterable(await all_of(group.render() for group in self._groups))]
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None or isinstance(seed, int | np.integer):

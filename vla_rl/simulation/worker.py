@@ -6,6 +6,7 @@ import numpy as np
 
 from vla_rl.actors import Actor
 from vla_rl.errors import EnvError
+from vla_rl.simulation.attributes import unmarked
 from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.hosted import HostedEnv, PackedChunk, PackedStep
 from vla_rl.simulation.layout import Packed
@@ -73,6 +74,14 @@ class EnvWorker(Actor):
     async def render(self, env: int) -> Any:
         """See `HostedEnv.render`."""
         return self._envs[env].render()
+
+    async def call(self, env: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """See `attributes.call`."""
+        return self._envs[env].call(name, args, kwargs)
+
+    async def set_attr(self, env: int, name: str, value: list[Any]) -> None:
+        """Set an attribute to what `attributes.marked` was given."""
+        self._envs[env].set_attr(name, unmarked(value))
 
     async def get_state(self, env: int) -> Any:
         """See `HostedEnv.get_state`."""

@@ -5,7 +5,7 @@ Imports in an instant: no torch, no simulator, no model.
 
 from vla_rl.types.agent_parts import AgentPart, agents_of, parts_of
 from vla_rl.types.config import Config
-from vla_rl.types.episode import EnvSpec, EpisodeSpec, Sampling
+from vla_rl.types.episode import EnvSpec, EpisodeSpec, Sampling, WrapperSpec
 from vla_rl.types.language import (
     DEFAULT_AGENT,
     Completion,
@@ -77,6 +77,7 @@ __all__ = [
     "ToolRule",
     "ToolSpec",
     "Trajectory",
+    "WrapperSpec",
     "agents_of",
     "derive_seed",
     "first_impossible",

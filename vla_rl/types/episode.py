@@ -7,6 +7,16 @@ import msgspec
 from vla_rl.types.struct import ExplainsFields
 
 
+class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
+    """A wrapper of an environment by name and plain values; `vla_rl.simulation.wrapper_spec` makes it of a class."""
+
+    path: str
+    """`module:name` of the class, or of a function that takes an environment and returns one."""
+
+    kwargs: dict[str, Any] = {}
+    """Its keyword arguments: numbers, strings, booleans, lists and dicts of them."""
+
+
 class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """An environment by name and plain values, so that a child process can build it."""
 
@@ -15,6 +25,9 @@ class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tru
 
     kwargs: dict[str, Any] = {}
     """Keyword arguments of `gymnasium.make`: numbers, strings, booleans, lists and dicts of them."""
+
+    wrappers: tuple[WrapperSpec, ...] = ()
+    """Applied to the environment where it is built, the first one innermost."""
 
 
 class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from text_episodes import ask_tool, say, spec_of
 
 from vla_rl.envs.text import TextEnvPool, TextPoolConfig, make_text_task, register_text_task, text_task_ids
 from vla_rl.errors import ActorFrozen, ConfigError, EnvError
-from vla_rl.types import EnvPool, EnvSpec, TextEnv
+from vla_rl.types import EnvPool, EnvSpec, TextEnv, WrapperSpec
 
 ECHO = "sample_tasks:EchoTask"
 
@@ -163,6 +163,12 @@ async def test_wrong_names_and_arguments_are_refused_when_a_pool_is_opened() -> 
 def test_a_task_is_made_from_plain_values_that_are_checked(env_id: str, kwargs: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make_text_task(EnvSpec(id=env_id, kwargs=kwargs))
+
+
+def test_a_wrapper_of_gymnasium_around_a_text_environment_is_refused() -> None:
+    wrapper = WrapperSpec(path="gymnasium.wrappers:TimeLimit", kwargs={"max_episode_steps": 3})
+    with pytest.raises(ConfigError, match="is a text environment, which takes no wrappers of gymnasium"):
+        make_text_task(EnvSpec(id=ECHO, wrappers=(wrapper,)))
 
 
 def test_arguments_become_what_the_type_hints_say() -> None:

@@ -151,7 +151,7 @@ async def with_object(x: Callable[[], None]) -> str:
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (local(), "put the function at the top of a module, or make it `async def`"),
+        (local(), "put it at the top of a module, or make it `async def`"),
         (without_hint, "parameter 'x' of tool 'without_hint' has no type hint"),
         (without_words, "tool 'without_words' has no docstring"),
         (with_many, "expected parameters that can be given by name"),

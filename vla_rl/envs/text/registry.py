@@ -39,6 +39,8 @@ def is_text_task(spec: EnvSpec) -> bool:
 
 def make_text_task(spec: EnvSpec) -> TextTask:
     """A new task. Raises: ConfigError for an unknown id, class or keyword, with the nearest match, or a wrong value."""
+    if spec.wrappers:
+        raise ConfigError(f"{spec.id!r} is a text environment, which takes no wrappers of gymnasium: {spec.wrappers}")
     task_class = text_task_class(spec.id)
     kwargs = _checked_kwargs(task_class, spec)
     try:
