@@ -13,6 +13,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "installing": set(),
     "tracebacks": {"errors"},
+    "torchvision_operators": set(),
     "types": {"errors"},
     "graph": {"types", "errors"},
     "actors": {"types", "errors", "tracebacks"},

@@ -8,9 +8,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from vla_rl.models import torchvision_ops  # noqa: F401  # lets timm import beside a CPU build of torch
-
-# isort: split
 import timm
 import torch
 from safetensors.torch import save_file

@@ -10,7 +10,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "algorithms" / "srpo" / "supp
 
 @pytest.fixture(scope="session")
 def vjepa2_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from vla_rl.models import torchvision_ops  # noqa: F401, I001  # has to come before transformers
     import torch
     from transformers import VJEPA2Config, VJEPA2Model
 

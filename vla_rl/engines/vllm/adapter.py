@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vla_rl.actors.environment import borrowed_environment
-from vla_rl.engines.vllm.preload.sitecustomize import PARENT, declare_operators_before_vllm
+from vla_rl.engines.vllm.preload.sitecustomize import PARENT
 from vla_rl.errors import ConfigError
 from vla_rl.installing import pip_command
 
@@ -87,7 +87,6 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_vllm()
-    declare_operators_before_vllm()
     # the death of an engine is reported once, by its keeper
     logging.getLogger("vllm.v1.engine").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():

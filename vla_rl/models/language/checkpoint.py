@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
 
 TENSOR_FILE: Final = "model.safetensors"
 

@@ -12,7 +12,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
 from vla_rl.models.language.checkpoint import small_files
 from vla_rl.models.language.policy import CausalLanguageModel
 from vla_rl.types import Config

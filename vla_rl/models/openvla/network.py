@@ -7,9 +7,6 @@ The prompt ends with the bare space token; from it the first action token is rea
 Padding stands last, so every row has the positions that it would have alone.
 """
 
-from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
-
-# isort: split
 import torch
 from torch import Tensor
 from transformers import DynamicCache

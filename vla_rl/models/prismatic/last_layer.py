@@ -9,9 +9,6 @@ needs another's output of the same layer.
 
 from typing import Any
 
-from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
-
-# isort: split
 import torch
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM

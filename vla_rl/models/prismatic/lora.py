@@ -9,9 +9,6 @@ everything else is frozen.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
-from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before peft
-
-# isort: split
 import torch
 from torch import Tensor, nn
 

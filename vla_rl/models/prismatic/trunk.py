@@ -8,9 +8,6 @@ cannot happen to `ExactRotary`.
 from collections.abc import Callable
 from typing import Any, Self
 
-from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
-
-# isort: split
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -10,9 +10,6 @@ timm's own names inside the towers. Called by every OpenVLA family.
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before timm
-
-# isort: split
 import timm
 import torch
 from torch import Tensor, nn

@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any, Final
 
-from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before transformers
-
-# isort: split
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 from torch import nn

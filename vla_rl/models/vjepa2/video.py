@@ -9,12 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
-
-from vla_rl.models import torchvision_ops  # noqa: F401  # has to come before torchvision
-
-# isort: split
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2 import functional as vision
 

@@ -1,26 +1,25 @@
 """Runs before anything else in the processes that vLLM starts, and makes vLLM import beside a CPU build of torch.
 
-Engine processes have this folder on their PYTHONPATH, so Python imports this file at its start, long before our packages can
-be found. Processes that vLLM does not start, and multiprocessing's own helpers, are left as they are.
+Engine processes have this folder on their PYTHONPATH, so Python imports this file at its start. Processes that vLLM does not start, and multiprocessing's own helpers, are left as they are.
 
 - An engine process dies with its parent, also while it loads torch for seconds or is stopped.
 - Ctrl-C and a closed terminal are sent to the whole process group; what becomes of the engine is its parent's decision.
 - Its temporary files lie in the engine's folder, which is removed after a kill too.
-- vLLM imports torchvision, which a CPU build of torch breaks unless `vla_rl.models.torchvision_ops` comes first.
+- vLLM imports torchvision, which a CPU build of torch breaks unless `vla_rl` is imported first (`vla_rl.torchvision_operators`).
 """
 
 import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from importlib import import_module
-from importlib.machinery import ModuleSpec
 from itertools import pairwise
-from types import ModuleType
+from pathlib import Path
 
 PARENT = "VLA_RL_ENGINE_PARENT"
 """Variable with the pid of the process that starts engines."""
+
+PACKAGES = str(Path(__file__).resolve().parents[4])
+"""The folder that holds `vla_rl`, also if a checkout is used that is not installed."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -44,25 +43,7 @@ def _was_started_by_vllm(arguments: list[str]) -> bool:
     return "--multiprocessing-fork" in arguments or any(name.split(".")[0] == "vllm" for name in modules)
 
 
-class BeforeVllm:
-    """A finder that finds nothing, but has the operators declared as soon as someone looks for vllm."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Called for every import; the first one of vllm brings the operators."""
-        if name == "vllm":
-            sys.meta_path.remove(self)
-            import_module("vla_rl.models.torchvision_ops")
-        return None
-
-
-def declare_operators_before_vllm() -> None:
-    """Do that in this process, at its first import of vllm."""
-    if "vllm" not in sys.modules and not any(isinstance(finder, BeforeVllm) for finder in sys.meta_path):
-        sys.meta_path.insert(0, BeforeVllm())
-
-
 if __name__ == "sitecustomize":  # not in the process that starts engines, which imports this file by its full name
-    declare_operators_before_vllm()
     become_engine_process()
+    sys.path.append(PACKAGES)
+    import vla_rl  # noqa: F401  # brings neither torch nor torchvision

@@ -1,0 +1,60 @@
+"""After `import vla_rl`, whatever imports torchvision works beside a CPU build of torch, in any order."""
+
+import subprocess
+import sys
+
+import pytest
+
+ORDERS = {
+    "torch, vla_rl, then timm": "import torch, vla_rl, timm; timm.create_model('resnet10t')",
+    "transformers, vla_rl, then what brings torchvision": (
+        "import transformers, vla_rl; from transformers import AutoProcessor, AutoVideoProcessor"
+    ),
+    "torchvision in vain, then vla_rl": """
+try:
+    import torchvision
+except RuntimeError as error:
+    assert "torchvision::" in str(error)
+import vla_rl, torchvision
+assert torchvision.__version__
+""",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_torchvision_imports_after_vla_rl(order: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ORDERS[order]], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_vla_rl_or_looking_for_torchvision_brings_no_torch() -> None:
+    code = """
+import sys, vla_rl
+from importlib.util import find_spec
+print(bool(find_spec("torchvision")), "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_another_error_of_torchvision_is_raised_as_it_is() -> None:
+    code = """
+import sys, vla_rl, importlib.abc, importlib.machinery
+
+class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.ModuleSpec(name, self) if name == "torchvision" else None
+
+    def exec_module(self, module):
+        raise RuntimeError("no such library")
+
+sys.meta_path.insert(1, Broken())
+try:
+    import torchvision
+except RuntimeError as error:
+    print(error, "torchvision" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "no such library False"

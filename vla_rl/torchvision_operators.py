@@ -1,0 +1,58 @@
+"""Makes torchvision import beside a CPU build of torch, once `vla_rl` was imported; imports nothing before it is needed.
+
+The registries' torchvision wheel is built for CUDA. Beside a CPU-only torch its C++ library cannot be loaded, and its
+Python half then fails (`operator torchvision::nms does not exist`), because two operators that it never calls on its own
+are not declared. Declaring them is enough for torchvision, and for timm, transformers, peft and vLLM, which import it.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_declared: list[Any] = []
+"""Owns the declarations, which end with it; empty unless torchvision needs them."""
+
+
+class TorchvisionFinder:
+    """Finds torchvision where other finders do, and has it executed again with its operators declared, if it needs them."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Called for every import; answers the one of torchvision."""
+        if name != "torchvision":
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        found = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
+        if found is not None and found.loader is not None:
+            execute = functools.partial(_execute, found.loader.exec_module)
+            found.loader.exec_module = execute  # type: ignore[method-assign]  # of this one loader
+        return found
+
+
+def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+    try:
+        execute(module)
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error) or _declared:
+            raise
+        _declare_operators()
+        execute(module)
+
+
+def _declare_operators() -> None:
+    import torch  # which torchvision has imported
+
+    library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
+    _declared.append(library)
+
+
+def install() -> None:
+    """Put the finder before all others; again does nothing."""
+    if not any(isinstance(finder, TorchvisionFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, TorchvisionFinder())
