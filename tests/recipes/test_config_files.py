@@ -2,15 +2,24 @@
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
+import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from vla_rl.errors import CheckpointError, ConfigError, EnvError, GraphError
+from vla_rl.recipes.command_help import COMMON, program_name
 from vla_rl.recipes.command_line import Launch, TrainingLaunch, explain, parse_command
 from vla_rl.recipes.config_files import read_config
+from vla_rl.recipes.grpo_text import GrpoTextConfig
+from vla_rl.recipes.libero_training import LiberoConfig
+from vla_rl.recipes.sft_libero import SftLiberoConfig
+from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.types import Config
 
 
@@ -109,13 +118,87 @@ def test_help_may_be_read_until_only_its_last_buffer_is_missing() -> None:
         assert program.wait() == 0
 
 
-def test_help_teaches_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+def help_of(
+    config: type[Config], capsys: pytest.CaptureFixture[str], *arguments: str, description: str = "A run."
+) -> str:
     with pytest.raises(SystemExit) as done:
-        parse_command(TrainingLaunch, RunSettings, "A run.", ["--help"])
+        parse_command(TrainingLaunch, config, description, [*arguments])
     assert done.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
+    return capsys.readouterr().out
+
+
+def test_help_shows_a_recipes_own_options_and_the_common_ones_of_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(SrpoToyConfig, capsys, "--help")
+    for option in ("--dry-run", "--resume", "--task-ids", "--run.updates", "--simulators.num-envs"):
+        assert option in text
+    for option in ("--run.stall-warning-s", "--learner.loss.kl.coef", "--critic."):
+        assert option not in text
+    everything = help_of(SrpoToyConfig, capsys, "--help-all")
+    num_shown, num_all = (len(re.findall(r"^\W*--[a-z][\w.-]+[ ,]", each, re.MULTILINE)) for each in (text, everything))
+    assert f"{num_all - num_shown} more options: " in text.splitlines()[-1]
+    assert text.splitlines()[-1].endswith(" --help-all")
+    assert num_shown < num_all / 4
+
+
+def test_all_help_explains_every_option_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(help_of(RunSettings, capsys, "--help-all").split())
     for phrase in ("--rollout.num-envs", "Environments played at the same time.", "--dry-run", "--resume", "--draw"):
         assert phrase in text
+    assert "more options" not in text
+
+
+def test_help_fills_its_paragraphs_to_the_width_of_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wordy(Config, frozen=True, kw_only=True):
+        size: int = 1
+        """First a sentence that is about as long as a line of the source may be, and then
+        some more, which stands in the line below.
+
+        Another paragraph."""
+
+    description = """Words: `a command`.
+
+    One line of the source that goes on for
+    a while, and another.
+
+        a drawing ─► that stays
+            as it is
+    """
+    monkeypatch.setenv("COLUMNS", "200")
+    text = help_of(Wordy, capsys, "--help", description=description)
+    assert text.startswith("usage: python -m pytest [-h]")
+    assert "\nOne line of the source that goes on for a while, and another.\n" in text
+    assert "\n    a drawing ─► that stays\n        as it is\n" in text
+    assert "as a line of the source may be, and then some more, which stands in the line below." in text
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, help_of(Wordy, capsys, "--help", description=description).splitlines())) <= 60
+
+
+def test_the_common_options_exist_in_a_recipe() -> None:
+    tables: dict[str, type[Config]] = {}
+    waiting: list[type[Config]] = [LiberoConfig, GrpoTextConfig, SftLiberoConfig]
+    while waiting:
+        config = waiting.pop()
+        tables[config.__name__] = config
+        waiting += [
+            kind for kind in get_type_hints(config).values() if isinstance(kind, type) and issubclass(kind, Config)
+        ]
+    for name, fields in COMMON.items():
+        assert set(fields) <= set(tables[name].__struct_fields__), name
+
+
+def test_a_programs_name_is_how_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for spec, script, name in (
+        ("vla_rl.recipes.srpo_toy", "/x/srpo_toy.py", "python -m vla_rl.recipes.srpo_toy"),
+        ("vla_rl.recipes.report.__main__", "/x/__main__.py", "python -m vla_rl.recipes.report"),
+        (None, "/x/bin/vla-rl-srpo-libero", "vla-rl-srpo-libero"),
+    ):
+        main.__spec__ = None if spec is None else ModuleSpec(spec, None)
+        monkeypatch.setattr(sys, "argv", [script])
+        assert program_name() == name
 
 
 def test_an_unknown_option_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The command line that every recipe has: its own configuration, field by field, and what to do with it.
 
-python -m vla_rl.recipes.srpo_libero --help                         every option, with what it means
+python -m vla_rl.recipes.srpo_libero --help                         the common options, with what they mean
+python -m vla_rl.recipes.srpo_libero --help-all                      every option
 python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, then the command line on top of it
 python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved configuration and plan; nothing starts
 """
@@ -8,6 +9,7 @@ python -m vla_rl.recipes.srpo_libero --dry-run                       the resolve
 import argparse
 import asyncio
 import dataclasses
+import functools
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -17,9 +19,11 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 import tyro
 import uvloop
+from tyro.constructors import ConstructorRegistry
 
 from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import RunDirectory
+from vla_rl.recipes.command_help import HELP_ALL, option_registry, print_help, program_name
 from vla_rl.recipes.config_files import convert, read_config, read_table
 from vla_rl.recipes.failures import explain
 from vla_rl.recipes.lasting_output import lasting_output
@@ -72,7 +76,7 @@ class Command(Generic[LaunchT_co, ConfigT_co]):
 def parse_command(
     launch_type: type[LaunchT], config_type: type[ConfigT], description: str, argv: list[str] | None = None
 ) -> Command[LaunchT, ConfigT]:
-    """Parse the command line of a recipe; `--help`, unknown options and bad values end the process with a message.
+    """Parse the command line of a recipe; help, unknown options and bad values end the process with a message.
 
     Precedence: the command line, then `--config` (or the configuration of the run named by `--resume`), then the settings of
     the pipeline (where there is one), then the recipe's defaults.
@@ -98,7 +102,16 @@ def parse_command(
         ("config", Annotated[config_type, tyro.conf.arg(name="")], default),
     ]
     command_type = dataclasses.make_dataclass("RecipeCommand", fields, frozen=True)
-    parsed: Any = tyro.cli(command_type, args=arguments, description=description)
+    parse = functools.partial(tyro.cli, command_type, prog=program_name())
+    wants_all = HELP_ALL in arguments
+    if wants_all or not {"-h", "--help"}.isdisjoint(arguments):
+        others = [argument for argument in arguments if argument not in (HELP_ALL, "-h", "--help")]
+
+        def show(registry: ConstructorRegistry, place: str) -> Any:
+            return parse(args=[*others, "--help"], registry=registry, description=place)
+
+        print_help(show, None if wants_all else config_type, description)
+    parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
     launch = parsed.launch
     if isinstance(launch, TrainingLaunch) and launch.resume_from is not None and launch.resume is None:
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Runs before anything else in the processes that vLLM starts, and makes vLLM import beside a CPU build of torch.
 
-Engine processes have this folder on their PYTHONPATH, so Python imports this file at its start. Processes that vLLM does not start, and multiprocessing's own helpers, are left as they are.
+Engine processes have this folder on their PYTHONPATH, so Python imports this file at its start. Processes that vLLM does not
+start, and multiprocessing's own helpers, are left as they are.
 
 - An engine process dies with its parent, also while it loads torch for seconds or is stopped.
 - Ctrl-C and a closed terminal are sent to the whole process group; what becomes of the engine is its parent's decision.
