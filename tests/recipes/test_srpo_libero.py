@@ -74,7 +74,7 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path
     assert len(list((outcome.run.path / "strips").glob("*.jpg"))) == 4
     page = write_report(outcome.run).read_text()
     assert "0 of 2: 0 % (95 %: 0 to 66)" in page
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4  # success, return, what failures earned, time
 
 
 async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_one(tmp_path: Path) -> None:
