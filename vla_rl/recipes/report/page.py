@@ -4,6 +4,7 @@ import base64
 import itertools
 import logging
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def write_report(run: RunDirectory) -> Path:
         comparisons=comparisons(held_out),
         num_left_out=num_left_out(held_out),
         validation=validation_rows(validation),
-        how_to_evaluate=how_to_evaluate(json.loads(run.config.read_text())),
+        how_to_evaluate=how_to_evaluate(_json(run.config)),
         strips=_strips(run, held_out),
         graph=_text(run.path / "graph.txt"),
     )

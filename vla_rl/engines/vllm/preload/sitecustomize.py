@@ -6,7 +6,8 @@ start, and multiprocessing's own helpers, are left as they are.
 - An engine process dies with its parent, also while it loads torch for seconds or is stopped.
 - Ctrl-C and a closed terminal are sent to the whole process group; what becomes of the engine is its parent's decision.
 - Its temporary files lie in the engine's folder, which is removed after a kill too.
-- vLLM imports torchvision, which a CPU build of torch breaks unless `vla_rl` is imported first (`vla_rl.torchvision_operators`).
+- vLLM imports torchvision, which fails beside a CPU build of torch unless `vla_rl` was imported first (see
+  `vla_rl.torchvision_operators`).
 """
 
 import ctypes
