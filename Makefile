@@ -9,7 +9,7 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test quick check bench test-clients install clean
+.PHONY: demo test quick check bench test-clients faults install clean
 
 demo: install ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--run.updates 20" adds options
 	$(BIN)/python -m vla_rl.recipes.srpo_libero $(ARGS)
@@ -33,6 +33,9 @@ bench: install ## the peers that the benchmarks compare with, then all of them
 
 test-clients: install ## openai, its Agents SDK, LangChain, anthropic and verifiers, each at its newest, against a live endpoint; ARGS="langchain"
 	$(BIN)/python scripts/test_clients.py $(ARGS)
+
+faults: install ## random kills, stops, full disks, damaged files, fuzzed sockets; ARGS="--minutes 30 --seed 7"
+	$(BIN)/python -m benchmarks.faults $(ARGS)
 
 install: $(INSTALLED)
 
