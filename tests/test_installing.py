@@ -58,7 +58,7 @@ def test_no_message_names_what_only_a_checkout_has() -> None:
         f"{path.relative_to(ROOT)}:{line}: {found.group()!r} in {text!r}"
         for path in sorted((ROOT / "vla_rl").rglob("*.py"))
         for line, text in shown_strings(path)
-        if (found := NOT_IN_THE_WHEEL.search(text))
+        if (found := NOT_IN_THE_WHEEL.search(text)) and text != "README.md"  # a checkpoint's
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vla_rl.actors.heartbeat import Heartbeat, ProcessState, Verdict
+from vla_rl.actors.heartbeat import Heartbeat, ObservedTime, ProcessState, Verdict
 
 LOOK_EVERY_S = 0.5
 STOPPED_AFTER_S, SILENT_AFTER_S = 2.0, 10.0
@@ -114,3 +114,16 @@ def test_what_was_counted_is_never_more_than_what_the_observer_saw(
         before = heart.silent_s
         heart.observe(now, beat, state)
         assert 0.0 <= heart.stopped_s <= heart.silent_s <= before + min(gap, MOST_COUNTED_S) + 1e-9
+
+
+def test_the_time_that_an_observer_missed_does_not_pass() -> None:
+    time = ObservedTime(LOOK_EVERY_S)
+    assert [time.pass_time(now) for now in (5.0, 5.25, 605.25, 605.5)] == [0.0, 0.25, MOST_COUNTED_S, 0.25]
+    assert time.total_s == 0.5 + MOST_COUNTED_S
+
+
+def test_a_starved_observer_needs_several_looks() -> None:
+    heart = heartbeat()
+    heart.observe(0.0, 0, ProcessState.RUNNING)
+    seen = [heart.observe(now, 0, ProcessState.STOPPED) for now in (40.0, 80.0)]
+    assert seen == [Verdict.QUIET, Verdict.STOPPED]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from vla_rl.actors.heartbeat import ProcessState
-from vla_rl.actors.process_state import ProcessEye
+from vla_rl.actors.process_state import ProcessEye, find_stopped
 
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 
@@ -83,3 +83,26 @@ def test_a_process_that_is_gone_is_not_called_frozen(sleeper: "subprocess.Popen[
     assert eye.look() is ProcessState.RUNNING
     sleeper.wait()
     assert eye.look() is ProcessState.RUNNING
+
+
+def test_the_stopped_one_of_several_processes_is_found_whatever_it_calls_itself() -> None:
+    program = "open('/proc/self/comm', 'w').write('a) R (b'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert find_stopped([os.getpid(), process.pid]) is None
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert find_stopped([os.getpid(), process.pid]) == process.pid
+        process.kill()
+    assert find_stopped([process.pid]) is None
+
+
+def test_a_process_that_a_debugger_holds_is_not_found_as_stopped(sleeper: "subprocess.Popen[bytes]") -> None:
+    libc = ctypes.CDLL(None)
+    assert libc.ptrace(PTRACE_ATTACH, sleeper.pid, 0, 0) == 0
+    os.waitpid(sleeper.pid, os.WUNTRACED)
+    try:
+        assert find_stopped([sleeper.pid]) is None
+    finally:
+        libc.ptrace(PTRACE_DETACH, sleeper.pid, 0, 0)

@@ -167,7 +167,7 @@ def test_help_fills_its_paragraphs_to_the_width_of_the_terminal(
     """
     monkeypatch.setenv("COLUMNS", "200")
     text = help_of(Wordy, capsys, "--help", description=description)
-    assert text.startswith("usage: python -m pytest [-h]")
+    assert text.startswith(f"usage: {program_name()} [-h]")
     assert "\nOne line of the source that goes on for a while, and another.\n" in text
     assert "\n    a drawing ─► that stays\n        as it is\n" in text
     assert "as a line of the source may be, and then some more, which stands in the line below." in text

@@ -18,6 +18,23 @@ _MOST_COUNTED = 2.0
 """Longest time between two looks that counts, in intervals of the observer."""
 
 
+class ObservedTime:
+    """Time in which an observer ran, between looks that it means to make every `look_every_s`."""
+
+    def __init__(self, look_every_s: float) -> None:
+        self._most_counted_s = _MOST_COUNTED * look_every_s
+        self._seen_at = -math.inf
+        self.total_s = 0.0
+        """Time since the first look."""
+
+    def pass_time(self, now: float) -> float:
+        """Count the time from the last look to `now` (s, a clock that does not go back), and return what was counted."""
+        counted_s = 0.0 if self._seen_at == -math.inf else min(max(0.0, now - self._seen_at), self._most_counted_s)
+        self._seen_at = now
+        self.total_s += counted_s
+        return counted_s
+
+
 class ProcessState(enum.Enum):
     """State of a process, as the kernel reports it."""
 
@@ -59,9 +76,8 @@ class Heartbeat:
     """
 
     def __init__(self, *, look_every_s: float, stopped_after_s: float, silent_after_s: float = math.inf) -> None:
-        self._most_counted_s = _MOST_COUNTED * look_every_s
+        self._time = ObservedTime(look_every_s)
         self._stopped_after_s, self._silent_after_s = stopped_after_s, silent_after_s
-        self._seen_at = -math.inf
         self._beat: int | None = None
         self.stopped_s = 0.0
         """Time for which it was seen stopped."""
@@ -76,8 +92,7 @@ class Heartbeat:
             beat: any number that changes for as long as the process lives; a constant for one that does not beat.
             state: what it did at that moment; does not matter if the beat has changed.
         """
-        counted_s = min(max(0.0, now - self._seen_at), self._most_counted_s)
-        self._seen_at = now
+        counted_s = self._time.pass_time(now)
         if beat != self._beat:
             self._beat, self.stopped_s, self.silent_s = beat, 0.0, 0.0
             return Verdict.ALIVE

@@ -4,6 +4,7 @@ Each look costs a file, and one more for each thread of a process that seems to 
 that has missed a beat is looked at.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from vla_rl.actors.heartbeat import ProcessState
@@ -42,8 +43,28 @@ class ProcessEye:
         return [_read_stat(task / "stat")[0] for task in (self._folder / "task").iterdir()]
 
     def _is_traced(self) -> bool:
-        status = (self._folder / "status").read_text()
-        return not status.partition("TracerPid:")[2].lstrip().startswith("0")
+        return _is_traced(self._folder)
+
+
+def find_stopped(pids: Iterable[int]) -> int | None:
+    """Return the first process that a signal such as SIGSTOP has stopped, for processes that do not beat.
+
+    None if there is none: a process that a debugger holds, or that has ended, is not stopped. Costs one file a process.
+    """
+    return next((pid for pid in pids if _is_stopped(pid)), None)
+
+
+def _is_stopped(pid: int) -> bool:
+    folder = Path(f"/proc/{pid}")
+    try:
+        return _read_stat(folder / "stat")[0] == "T" and not _is_traced(folder)
+    except (OSError, IndexError, ValueError):  # it ends
+        return False
+
+
+def _is_traced(folder: Path) -> bool:
+    status = (folder / "status").read_text()
+    return not status.partition("TracerPid:")[2].lstrip().startswith("0")
 
 
 def _read_stat(file: Path) -> tuple[str, int]:

@@ -11,13 +11,14 @@ from typing import Final, Self
 
 import msgspec
 
+from vla_rl.actors.heartbeat import Heartbeat, ProcessState
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
+from vla_rl.actors.process_state import find_stopped
 from vla_rl.actors.waits import waiting
 from vla_rl.sandbox.descendants import kill_with_all_below
 from vla_rl.sandbox.means import Means
 from vla_rl.sandbox.preloading import IMPORT_TIMEOUT_S
 from vla_rl.sandbox.protocol import Answer, Cancel, Ended, Import, Imported, Ready, Start, Unframer, frame
-from vla_rl.sandbox.stopped import LOOK_EVERY_S, StoppedProcesses
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,9 @@ _READ_BYTES: Final = 1 << 18
 _STOP_GRACE_S: Final = 5.0
 _LAST_LOOK_S: Final = 1.0
 """Time to read an answer that had come when its deadline passed, while this loop was busy."""
+_LOOK_EVERY_S: Final = 0.5
+_STOPPED_AFTER_S: Final = 2.0
+"""See `Heartbeat`."""
 
 
 class KeeperProcess:
@@ -192,11 +196,13 @@ class KeeperProcess:
 
     async def _watch(self) -> None:
         """Give up the keeper if it, or its reaper, is stopped by a signal."""
-        stopped = StoppedProcesses()
+        heartbeat = Heartbeat(look_every_s=_LOOK_EVERY_S, stopped_after_s=_STOPPED_AFTER_S)
         while not self._reading.done():
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(_LOOK_EVERY_S)
             pids = [self._process.pid, *(() if self.pid is None else (self.pid,))]
-            if stopped.look(pids, asyncio.get_running_loop().time()) and self._ending is None:
+            state = ProcessState.RUNNING if find_stopped(pids) is None else ProcessState.STOPPED
+            is_frozen = heartbeat.observe(asyncio.get_running_loop().time(), 0, state).is_frozen
+            if is_frozen and self._ending is None:
                 await self._give_up("was stopped by a signal for some 2 s")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from vla_rl.actors.process_state import find_stopped
 from vla_rl.engines.vllm.engine_thread import EngineThread
-from vla_rl.engines.vllm.standstill import is_stopped
 from vla_rl.engines.vllm.watch import EngineWatch
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
@@ -22,9 +22,9 @@ DEADLINE_S = 2.0
 
 OBSERVER = """
 import asyncio, signal, subprocess, sys
-from vla_rl.engines.vllm import standstill, watch
+from vla_rl.engines.vllm import watch
 
-watch.LOOK_EVERY_S, standstill.STOPPED_S, standstill.LONGEST_GAP_S = 0.01, 0.1, 0.05
+watch.LOOK_EVERY_S, watch.STOPPED_AFTER_S = 0.01, 0.1
 
 async def main():
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
@@ -90,7 +90,7 @@ async def test_ctrl_z_and_fg_of_observer_and_engine_raise_no_alarm_and_use_up_no
         assert observer.stdout is not None
         engine = int(observer.stdout.readline())
         os.killpg(observer.pid, signal.SIGSTOP)
-        while not (is_stopped(observer.pid) and is_stopped(engine)):  # noqa: ASYNC110
+        while not (find_stopped([observer.pid]) and find_stopped([engine])):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(1.2 * DEADLINE_S)
         os.killpg(observer.pid, signal.SIGCONT)

@@ -6,26 +6,32 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
-from vla_rl.engines.vllm.standstill import Standstill, is_stopped
+from vla_rl.actors.heartbeat import Heartbeat, ObservedTime, ProcessState
+from vla_rl.actors.process_state import find_stopped
 
 LOOK_EVERY_S: Final = 0.25
 """A look costs about 20 µs and asks nothing of the process."""
+
+STOPPED_AFTER_S: Final = 1.5
+"""Seconds for which a process is stopped before it counts as frozen. Job managers stop and resume the processes of a job
+one after another, which takes less."""
 
 
 class EngineWatch:
     """Looks at an engine's processes from the running loop, between `start` and `end`.
 
-    Deadlines count the time that this process lived through (`Standstill.lived_s`). So after Ctrl-Z and `fg`, or on an
+    Deadlines count the time in which this process itself ran (`ObservedTime`). So after Ctrl-Z and `fg`, or on an
     overloaded machine, no engine is late that could not run either.
 
     Args:
         processes: gives the pids to look at.
-        on_frozen: called with a pid that was stopped for `standstill.STOPPED_S`; it ends the watch.
+        on_frozen: called with a pid that was stopped for `STOPPED_AFTER_S`; it ends the watch.
     """
 
     def __init__(self, processes: Callable[[], Iterable[int]], on_frozen: Callable[[int], None]) -> None:
         self._processes, self._on_frozen = processes, on_frozen
-        self._standstill = Standstill()
+        self._time = ObservedTime(LOOK_EVERY_S)
+        self._heartbeat = Heartbeat(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
         self._deadlines: dict[asyncio.Timeout, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
@@ -45,10 +51,10 @@ class EngineWatch:
 
     @contextlib.asynccontextmanager
     async def within(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Limit the block to `limit_s` of lived time, if any, and to the end of the watch. See `asyncio.timeout`."""
-        now = asyncio.get_running_loop().time()
+        """Limit the block to `limit_s` of that time, if any, and to the end of the watch. See `asyncio.timeout`."""
+        self._time.pass_time(asyncio.get_running_loop().time())
         async with asyncio.timeout(None) as timeout:
-            self._deadlines[timeout] = math.inf if limit_s is None else self._standstill.pass_time(now) + limit_s
+            self._deadlines[timeout] = math.inf if limit_s is None else self._time.total_s + limit_s
             if self._has_ended:
                 _expire(timeout)
             try:
@@ -59,12 +65,14 @@ class EngineWatch:
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(LOOK_EVERY_S, self._look)
-        stopped = next((pid for pid in self._processes() if is_stopped(pid)), None)
-        is_frozen = self._standstill.observe(loop.time(), stopped is not None)
+        now, stopped = loop.time(), find_stopped(self._processes())
+        state = ProcessState.RUNNING if stopped is None else ProcessState.STOPPED
+        verdict = self._heartbeat.observe(now, 0, state)
+        self._time.pass_time(now)
         for timeout, deadline in list(self._deadlines.items()):
-            if self._standstill.lived_s >= deadline:
+            if self._time.total_s >= deadline:
                 _expire(timeout)
-        if is_frozen and stopped is not None:
+        if verdict.is_frozen and stopped is not None:
             self._on_frozen(stopped)
 
 
