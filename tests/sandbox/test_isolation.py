@@ -116,7 +116,9 @@ async def test_what_is_left_out_by_configuration_is_logged_once_for_all_keepers(
 
 
 def test_means_are_known_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"SandboxConfig.without is \('selinux',\), expected only landlock, mounts"):
+    with pytest.raises(
+        ConfigError, match=r"SandboxConfig.without is \('selinux',\), expected a list of 'namespaces', 'mounts'"
+    ):
         SandboxConfig(without=("selinux",))  # type: ignore[arg-type]
 
 

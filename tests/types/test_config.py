@@ -78,7 +78,7 @@ def test_a_field_without_a_name_or_without_a_value_is_reported_with_the_class() 
     [
         ("num_cooks", "2", "'2', expected int"),
         ("num_cooks", 2.0, "2.0, expected int"),
-        ("chef", 3, "3, expected str | None"),
+        ("chef", 3, "3, expected str or none"),
         ("oven", {"heat": "fan"}, "{'heat': 'fan'}, expected Oven"),
         ("oven", None, "None, expected Oven"),
     ],

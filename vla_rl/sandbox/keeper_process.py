@@ -27,8 +27,8 @@ _READ_BYTES: Final = 1 << 18
 _STOP_GRACE_S: Final = 5.0
 _LAST_LOOK_S: Final = 1.0
 """Time to read an answer that had come when its deadline passed, while this loop was busy."""
-_LOOK_EVERY_S: Final = 0.5
-_STOPPED_AFTER_S: Final = 2.0
+LOOK_EVERY_S: Final = 0.5
+STOPPED_AFTER_S: Final = 2.0
 """See `Heartbeat`."""
 
 
@@ -196,9 +196,9 @@ class KeeperProcess:
 
     async def _watch(self) -> None:
         """Give up the keeper if it, or its reaper, is stopped by a signal."""
-        heartbeat = Heartbeat(look_every_s=_LOOK_EVERY_S, stopped_after_s=_STOPPED_AFTER_S)
+        heartbeat = Heartbeat(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
         while not self._reading.done():
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(LOOK_EVERY_S)
             pids = [self._process.pid, *(() if self.pid is None else (self.pid,))]
             state = ProcessState.RUNNING if find_stopped(pids) is None else ProcessState.STOPPED
             is_frozen = heartbeat.observe(asyncio.get_running_loop().time(), 0, state).is_frozen

@@ -70,8 +70,17 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 
 def _spelt(hint: Any) -> str:
-    """A type as a person writes it."""
-    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
+    """A type as a person writes it: `int or none`, `'hidden', 'all-linear' or a list of str`."""
+    members = get_args(hint)
+    if hint is NoneType:
+        return "none"
+    if get_origin(hint) is Literal:
+        return ", ".join(map(repr, members))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_spelt, members))
+    if get_origin(hint) is tuple and members[-1:] == (...,):
+        return f"a list of {_spelt(members[0])}"
+    return hint.__name__ if isinstance(hint, type) and not members else str(hint).replace("typing.", "")
 
 
 @functools.cache

@@ -100,7 +100,7 @@ def test_targets_may_be_layers_by_name_and_nothing_else() -> None:
     assert adapted_layers(policy.adapted(LoraConfig(rank=2, targets=named), seed=0)) == set(named)
     with pytest.raises(ConfigError, match=r"names projector\.fc9, which is no linear layer or convolution"):
         policy.adapted(LoraConfig(targets=("projector.fc9",)), seed=0)
-    with pytest.raises(ConfigError, match="targets is 'all', expected 'hidden', 'all-linear', or a tuple of layers"):
+    with pytest.raises(ConfigError, match="targets is 'all', expected 'hidden', 'all-linear' or a list of str"):
         LoraConfig(targets="all")  # type: ignore[arg-type]
 
 
