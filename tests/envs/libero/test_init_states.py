@@ -1,0 +1,101 @@
+"""Initial states are read from every form that LIBERO's family has, and nothing that is in the files is run."""
+
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vla_rl.envs.libero import find_task
+from vla_rl.envs.libero.init_states import find_init_states, read_init_states
+
+STATES = np.arange(6, dtype=np.float64).reshape(2, 3)
+
+
+def _saved(path: Path, program: bytes) -> Path:
+    """A file as `torch.save` lays it out."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", program)
+    return path
+
+
+@pytest.mark.parametrize(("suite", "width"), [("libero_spatial", 92), ("libero_object", 110), ("libero_goal", 79)])
+def test_initial_states_are_50_rows_of_time_positions_and_velocities(suite: str, width: int) -> None:
+    states = read_init_states(find_task(suite, 0).init_states_file)
+    assert states.dtype == np.float64
+    assert states.shape == (50, width)
+    assert np.isfinite(states).all()
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("states", [STATES, STATES[:1], STATES[0]], ids=["two", "one", "one axis"])
+def test_both_pickle_protocols_of_the_family_are_read(tmp_path: Path, protocol: int, states: np.ndarray) -> None:
+    path = _saved(tmp_path / "some.pruned_init", pickle.dumps(states, protocol=protocol))
+    np.testing.assert_array_equal(read_init_states(path), np.atleast_2d(states))
+
+
+def test_states_beside_no_pickle_are_found_by_the_name_of_the_task(tmp_path: Path) -> None:
+    np.savez(tmp_path / "turn_on_the_stove.pruned_init.npz", states=STATES)
+    found = find_init_states(tmp_path / "turn_on_the_stove", "libero_goal/7")
+    np.testing.assert_array_equal(read_init_states(found), STATES)
+    with pytest.raises(
+        FileNotFoundError, match=r"libero_goal/3 has no initial states, expected .*open.* with the ending"
+    ):
+        find_init_states(tmp_path / "open", "libero_goal/3")
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_initial_states_are_read_without_running_what_is_in_them(tmp_path: Path, protocol: int) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str, str]]:
+            return open, (str(tmp_path / "exploded"), "w")
+
+    path = _saved(tmp_path / "bad.pruned_init", pickle.dumps([Bomb(), STATES], protocol=protocol))
+    with pytest.raises(ValueError, match="not a file of initial states"):
+        read_init_states(path)
+    objects = tmp_path / "bad.pruned_init.npz"
+    np.savez(objects, states=np.array([Bomb()], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="not a file of initial states"):
+        read_init_states(objects)
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize(
+    "other",
+    [STATES.astype(np.float32), STATES.astype(">f8"), np.asfortranarray(STATES), STATES.reshape(1, 2, 3), [1.0, 2.0]],
+    ids=["float32", "big-endian", "column by column", "three axes", "a list"],
+)
+def test_another_kind_of_array_is_refused(tmp_path: Path, protocol: int, other: object) -> None:
+    path = _saved(tmp_path / "other.pruned_init", pickle.dumps(other, protocol=protocol))
+    with pytest.raises(ValueError, match="expected one float64 array and nothing else"):
+        read_init_states(path)
+
+
+def test_a_file_without_a_state_is_refused(tmp_path: Path) -> None:
+    path = _saved(tmp_path / "empty.pruned_init", pickle.dumps(np.zeros((0, 3)), protocol=4))
+    with pytest.raises(ValueError, match="holds no initial state, expected at least one"):
+        read_init_states(path)
+
+
+def test_a_shape_that_does_not_fit_the_bytes_is_refused(tmp_path: Path) -> None:
+    program = pickle.dumps(STATES, protocol=4)
+    assert program.count(b"K\x02K\x03\x86") == 1  # the shape: two small numbers, made a tuple
+    path = _saved(tmp_path / "other.pruned_init", program.replace(b"K\x02K\x03\x86", b"K\x02K\x04\x86"))
+    with pytest.raises(ValueError, match=r"holds 48 bytes for an array of shape \(2, 4\)"):
+        read_init_states(path)
+
+
+def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path: Path) -> None:
+    path = _saved(tmp_path / "huge.pruned_init", bytes((1 << 26) + 1))
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(ValueError, match="unpacks to 67108865 bytes"):
+        read_init_states(path)
+
+
+def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    path = _saved(tmp_path / "cut.pruned_init", pickle.dumps(STATES, protocol=4))
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"cut\.pruned_init is damaged"):
+        read_init_states(path)
