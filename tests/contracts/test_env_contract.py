@@ -4,10 +4,12 @@ LIBERO is held to them where its assets are: set VLA_RL_LIBERO_ASSETS to a folde
 """
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -20,6 +22,8 @@ from vla_rl.envs import LIBERO_SUITES, run_chunk
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.simulation import SimulatorConfig, SimulatorPool, open_env
 from vla_rl.types import EnvSpec, EpisodeSpec
+
+SUPPORT = Path(__file__).parent / "support"
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,16 @@ async def test_it_plays_the_same_beside_another_in_one_process(case: Case, env: 
     assert_same_observation(start, expected_start)
     assert_same_observation(steps[-2][0], expected)
     assert [step[1] for step in steps[::2]] == rewards.tolist()
+
+
+def test_every_vector_mode_plays_the_same_and_none_hangs(case: Case) -> None:
+    kwargs = {**case.kwargs, "assets": "stand-ins"} if case is LIBERO else case.kwargs
+    command = [sys.executable, str(SUPPORT / "vector_modes.py"), case.env_id, json.dumps(kwargs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    modes = dict(line.split() for line in done.stdout.splitlines())
+    assert list(modes) == ["fork", "spawn", "forkserver", "ours", "sync"]
+    assert len(set(modes.values())) == 1
 
 
 def test_it_imports_no_torch(case: Case) -> None:

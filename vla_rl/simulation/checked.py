@@ -61,6 +61,10 @@ class CheckedEnv:
         try:
             self._env = make_env(spec)
             self._simulator: Any = self._env.unwrapped
+            if hasattr(
+                self._simulator, "open_graphics"
+            ):  # this process forks no more: find out now whether it can draw
+                self._simulator.open_graphics()
             self._wrong = observation_check(self._env.observation_space)
             self._takes_tuples = holds_tuple(self._env.action_space)
             self._is_plain = holds_only_plain(self._env.observation_space)

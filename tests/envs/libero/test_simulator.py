@@ -81,18 +81,59 @@ def test_without_any_opengl_the_error_names_the_packages() -> None:
     assert "apt-get install libosmesa6" in done.stderr
 
 
-def test_an_environment_that_cannot_draw_says_so_before_it_builds_a_scene() -> None:
-    code = "from vla_rl.envs.libero import LiberoEnv; LiberoEnv('libero_object', assets='stand-ins')"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "99"},
+NO_OPENGL = {"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "99"}
+
+
+def _run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=500)
+
+
+def test_an_environment_that_cannot_draw_says_so_at_its_first_picture() -> None:
+    done = _run(
+        "from vla_rl.envs.libero import LiberoEnv; env = LiberoEnv('libero_object', assets='stand-ins');"
+        "print('made'); env.reset()",
+        **NO_OPENGL,
+    )
+    assert (done.returncode, done.stdout) == (1, "made\n")
+    assert "EnvError: no off-screen OpenGL works here (egl: MUJOCO_EGL_DEVICE_ID is '99'" in done.stderr
+
+
+def test_a_simulator_process_that_cannot_draw_says_so_before_an_episode() -> None:
+    done = _run(
+        "from vla_rl.simulation.checked import CheckedEnv; from vla_rl.types import EnvSpec;"
+        "CheckedEnv(EnvSpec(id='vla_rl/libero_object-v0', kwargs={'assets': 'stand-ins'}))",
+        **NO_OPENGL,
     )
     assert done.returncode == 1
-    assert "EnvError: no off-screen OpenGL works here (egl: MUJOCO_EGL_DEVICE_ID is '99'" in done.stderr
-    assert "load_simulator" not in done.stderr
+    assert 'could not be made: EnvError("no off-screen OpenGL works here' in done.stderr
+
+
+def test_a_fork_of_a_process_that_has_drawn_is_refused_instead_of_waiting_for_ever() -> None:
+    done = _run("""
+import os
+from vla_rl.envs.libero import LiberoEnv
+from vla_rl.errors import EnvError
+env = LiberoEnv("libero_object", assets="stand-ins", image_size=32)
+env.reset(seed=0)
+child = os.fork()
+if child == 0:
+    for draw in (env.reset, LiberoEnv("libero_object", assets="stand-ins", image_size=32).reset):
+        try:
+            draw(seed=0)
+        except EnvError as error:
+            print(error, flush=True)
+    env.close()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+env.reset(seed=0)
+""")
+    *refused, status = done.stdout.splitlines()
+    assert status == "7", done.stderr
+    assert len(refused) == 2
+    assert all("fork before the first reset, or start processes with" in line for line in refused)
+    assert done.returncode == 0, done.stderr
 
 
 def test_drawing_on_a_screen_is_refused() -> None:

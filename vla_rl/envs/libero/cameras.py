@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.envs.libero.graphics import make_context
+from vla_rl.envs.libero.graphics import is_forked_with_opengl, make_context, require_own_opengl
 from vla_rl.envs.libero.look import DRAWN_GROUPS, HIDDEN_GROUP, Look, Quality
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.visible import Visible
@@ -21,6 +21,9 @@ _MAX_GEOMS = 1000
 """As robosuite has it: geoms of a scene beyond it are not drawn."""
 
 _open: "weakref.WeakSet[Cameras]" = weakref.WeakSet()
+
+_inherited: list[object] = []
+"""Contexts of the process that this one is a fork of: kept to the end, because freeing one here would wait for ever."""
 
 
 class Cameras:
@@ -63,6 +66,7 @@ class Cameras:
         """
         if self._context is None:
             raise RuntimeError("these cameras are closed; make a new environment.")
+        require_own_opengl()
         for name, array in drawn.items():
             if name != "site_rgba":
                 getattr(self._data, name)[:] = array
@@ -93,9 +97,12 @@ class Cameras:
         """Free the OpenGL context; a second call does nothing."""
         if self._context is None:
             return
-        self._context.make_current()
-        self._renderer.free()
-        self._context.free()
+        if is_forked_with_opengl():
+            _inherited.append((self._context, self._renderer))
+        else:
+            self._context.make_current()
+            self._renderer.free()
+            self._context.free()
         self._look.undo()
         self._context = self._renderer = None
 

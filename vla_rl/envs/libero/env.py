@@ -10,7 +10,6 @@ from gymnasium import spaces
 
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.cameras import Cameras
-from vla_rl.envs.libero.graphics import choose_graphics
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene, take_scene
 from vla_rl.envs.libero.look import Quality
@@ -64,8 +63,10 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         physics: "exact" computes robosuite's bits, "fast" the same up to rounding in half the time.
         quality: "exact" draws robosuite's pixels, "fast" without multisampling and with a plainer robot.
 
+    OpenGL is opened for the first picture, so that a process which has made an environment may still fork.
+
     Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without assets; `ImportError`
-        without LIBERO; `EnvError` without OpenGL or with another MuJoCo.
+        without LIBERO; `EnvError` with another MuJoCo, and at the first picture without OpenGL.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20, "robot_type": "panda"}  # noqa: RUF012 - as gymnasium declares it
@@ -106,17 +107,12 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         self.render_key = render_key
         """Key of the picture that `render` gives."""
 
-        choose_graphics()  # first, so that a machine that cannot draw says so at once
         found = find_assets(assets)
         self._scene_key = SceneKey(self.task, found.path, scene_seed)
         self._scene: Scene | None = take_scene(self._scene_key)
         self._scene.physics = physics
-        try:
-            names = tuple(CAMERAS[name] for name in self._pictures)
-            self._cameras = Cameras(self._scene.model, names, image_size, quality)
-        except Exception:
-            give_back_scene(self._scene_key, self._scene)
-            raise
+        self._cameras: Cameras | None = None
+        self._quality = quality
         self._recorded: Info = {"physics": physics, "quality": quality, "assets": found.source}
         self._num_steps, self._is_success, self._is_over = 0, False, True
         self._init_state_id = -1
@@ -147,6 +143,12 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         one at a time, and closing it leaves the scene for the next. Keywords that do not concern the scene are ignored.
         """
         keep_scene(SceneKey(find_task(suite, task_id), find_assets(assets).path, scene_seed))
+
+    def open_graphics(self) -> None:
+        """Open OpenGL now instead of at the first picture: in a process that will not fork. Raises: `EnvError`."""
+        if self._cameras is None:
+            names = tuple(CAMERAS[name] for name in self._pictures)
+            self._cameras = Cameras(self.scene.model, names, self._image_size, self._quality)
 
     @property
     def scene(self) -> Scene:
@@ -194,7 +196,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             raise RuntimeError("render was called where no episode has begun; call reset first.")
         if self._images_are_new:
             return self._images[self._pictures.index(self.render_key)].copy()
-        return self._cameras.draw(self.scene.sample.drawn, (CAMERAS[self.render_key],))[0]
+        return self._drawn((self.render_key,))[0]
 
     def get_state(self) -> dict[str, Any]:
         """The whole state of the environment as plain values: going on from it elsewhere gives the same bits."""
@@ -231,7 +233,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
     def close(self) -> None:
         """Free the simulation and the OpenGL context; a second call does nothing."""
         if self._scene is not None:
-            self._cameras.close()
+            if self._cameras is not None:
+                self._cameras.close()
             give_back_scene(self._scene_key, self._scene)
             self._scene = None
 
@@ -250,8 +253,14 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         return int(chosen)
 
     def _draw(self) -> None:
-        self._images = self._cameras.draw(self.scene.sample.drawn, tuple(CAMERAS[name] for name in self._pictures))
+        self._images = self._drawn(self._pictures)
         self._images_are_new = True
+
+    def _drawn(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
+        """The pictures with these names, as they look now."""
+        self.open_graphics()
+        assert self._cameras is not None
+        return self._cameras.draw(self.scene.sample.drawn, tuple(CAMERAS[name] for name in names))
 
     def _observation(self) -> Observation:
         return {

@@ -5,7 +5,8 @@ its first import, so both are tried here through ctypes, without PyOpenGL. `MUJO
 set; `MUJOCO_EGL_DEVICE_ID` picks the EGL device of this process. Where it is not set, the processes of a pool take the GPUs
 in turn.
 
-A process that has chosen can no longer be forked: the copy would hang where it draws.
+A process that has chosen can still be forked, but the copy cannot draw: Mesa's threads do not exist in it, and its first
+picture would wait for them for ever. So it is refused there (`require_own_opengl`).
 """
 
 import ctypes
@@ -30,12 +31,32 @@ _MAX_DEVICES = 64
 _OSMESA_LIBRARIES = ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
 
 
+_chosen_by: set[int] = set()
+"""The process that has chosen, by its id; in a fork of it still that one."""
+
+
+def require_own_opengl() -> None:
+    """Raise `EnvError` in a fork of a process that has opened OpenGL, where drawing would never end."""
+    if is_forked_with_opengl():
+        raise EnvError(
+            f"this process ({os.getpid()}) is a fork of one ({min(_chosen_by)}) that had opened OpenGL, expected a fork "
+            "before the first picture, as drawing here would never end; fork before the first reset, or start processes "
+            'with "spawn" or "forkserver" (gymnasium\'s AsyncVectorEnv: context="spawn").'
+        )
+
+
+def is_forked_with_opengl() -> bool:
+    """Whether OpenGL was opened in the process that this one is a fork of."""
+    return bool(_chosen_by) and os.getpid() not in _chosen_by
+
+
 @functools.cache
 def choose_graphics() -> str:
     """`"egl"` or `"osmesa"`, whichever draws here; sets `MUJOCO_GL` and `PYOPENGL_PLATFORM` of this process to it.
 
     Raises: `EnvError` saying what each of them lacks and what to install.
     """
+    _chosen_by.add(os.getpid())
     asked = os.environ.get("MUJOCO_GL", "").lower().strip()
     if asked not in ("", "egl", "osmesa"):
         raise EnvError(
@@ -56,6 +77,7 @@ def choose_graphics() -> str:
 
 def make_context(size: int) -> Any:
     """A new OpenGL context for pictures of up to `size` pixels on a side, with MuJoCo's `make_current` and `free`."""
+    require_own_opengl()
     backend = choose_graphics()
     try:
         return importlib.import_module(f"mujoco.{backend}").GLContext(size, size)
