@@ -23,11 +23,13 @@ from vla_rl.recipes.eval_libero import (
     EvalLaunch,
     EvalLiberoConfig,
     ResultKeeper,
+    conditions_of,
     main,
     title_of,
     write_results,
 )
 from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, result_of
+from vla_rl.recipes.evaluation.plan import planned_episodes
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
 EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]
@@ -162,12 +164,34 @@ def test_results_are_plain_json(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_line_says_otherwise() -> None:
+    plan = {"suites": ("libero_goal",), "tasks": "3", "init_states": "0-1", "assets": "stand-ins"}
+    published, same = (EvalLiberoConfig(**plan), EvalLiberoConfig(**plan, scenes="same"))
+    assert [e.env.kwargs.get("scenes") for e in planned_episodes(published, published.scenes)] == ["published"] * 2
+    assert [e.env.kwargs.get("scenes") for e in planned_episodes(same, same.scenes)] == [None] * 2
+    assert (conditions_of(published)["scenes"], conditions_of(same)["scenes"]) == ("published", "same")
+
+
+async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_same_ones(tmp_path: Path) -> None:
+    config = EvalLiberoConfig(suites=("libero_object",), tasks="1", init_states="0", scenes="same", assets="stand-ins")
+    for name, record in (("config.json", config), ("conditions.json", conditions_of(config))):
+        older = {key: value for key, value in msgspec.to_builtins(record).items() if key != "scenes"}
+        (tmp_path / name).write_bytes(msgspec.json.encode(older))
+    (tmp_path / "episodes.jsonl").write_bytes(msgspec.json.encode(ended().result) + b"\n")
+    assert await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), config)) == 0
+    published = msgspec.structs.replace(config, scenes="published")
+    with pytest.raises(ConfigError, match=r"scenes is 'published', but the episodes in .* were played with 'same'"):
+        await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), published))
+
+
 def test_an_interrupted_evaluation_says_that_it_is_incomplete(tmp_path: Path) -> None:
-    title = title_of("mine", {"assets": "stand-ins"}, num_planned=200, num_missing=197)
+    title = title_of("mine", {"assets": "stand-ins", "scenes": "same"}, num_planned=200, num_missing=197)
     assert title == (
-        "mine, assets: stand-ins; incomplete: 3 of 200 episodes, those running were lost, so rates favour short ones"
+        "mine, assets: stand-ins, scenes: same; incomplete: 3 of 200 episodes, those running were lost, so rates favour "
+        "short ones"
     )
-    assert title_of("mine", {"assets": "LIBERO"}, num_planned=3, num_missing=0) == "mine, assets: LIBERO"
+    whole = title_of("mine", {"assets": "LIBERO", "scenes": "published"}, num_planned=3, num_missing=0)
+    assert whole == "mine, assets: LIBERO, scenes: published"
     write_results(tmp_path / "results.json", {}, [ended().result], num_planned=200, num_missing=199)
     found = msgspec.json.decode((tmp_path / "results.json").read_bytes())
     assert (found["is_complete"], found["missing_episodes"]) == (False, 199)

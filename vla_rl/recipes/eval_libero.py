@@ -11,6 +11,7 @@ with 95 % intervals, and leaves a folder in `runs/`:
 Killed at any moment it loses the episodes being played; `--resume runs/eval-...` plays those that are missing.
 
     ... CHECKPOINT --init-states 40-49                   held-out initial states only
+    ... CHECKPOINT --scenes same                         the same fixtures in every trial, as SimpleVLA-RL has them
     ... CHECKPOINT --temperature 1.0                     sampled instead of greedy
     ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
     ... CHECKPOINT --record-to data                      also write every episode as a LeRobotDataset
@@ -51,7 +52,7 @@ from vla_rl.recipes.checkpoints import (
     weight_bytes,
 )
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
-from vla_rl.recipes.config_files import read_config
+from vla_rl.recipes.config_files import convert, read_table
 from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, play_each, result_of, result_table, within_range
 from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.recipes.evaluation.libero import Suite, key_of, require_for_libero
@@ -90,6 +91,10 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     scene_seeds: str = "0"
     """Seeds of what initial states leave open (where fixtures stand); each makes every episode once more."""
+
+    scenes: Literal["published", "same"] = "published"
+    """Where fixtures stand. published: trial k of a task, from initial state k, has LIBERO's reset k after one seeding, as
+    OpenVLA, OpenVLA-OFT and openpi evaluate. same: every trial has the first reset, as SimpleVLA-RL evaluates."""
 
     step_limit: int | None = None
     """Control steps after which an episode is a failure; none for each suite's published limit, 512 for SRPO's."""
@@ -141,7 +146,7 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
         self.require(self.temperature is None or self.temperature > 0, "temperature", "above 0, or none for greedy")
         for field in ("num_envs", "torch_threads", "videos_per_task"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
-        planned_episodes(self)
+        planned_episodes(self, self.scenes)
 
     @property
     def picture_size(self) -> int:
@@ -171,8 +176,8 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
     config, console = command.config, Console()
     folder = command.launch.resume
     if folder is not None:
-        _refuse_other_conditions(config, read_config(folder / "config.json", EvalLiberoConfig), folder)
-    episodes = planned_episodes(config)
+        _refuse_other_conditions(config, _config_in(folder), folder)
+    episodes = planned_episodes(config, config.scenes)
     if command.launch.dry_run:
         console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
         num_done = sum(key_of(episode) in _results_in(folder) for episode in episodes)
@@ -255,7 +260,7 @@ def _write_results_or_say(
 
 def title_of(checkpoint: str, conditions: dict[str, Any], *, num_planned: int, num_missing: int) -> str:
     """What stands above the table; of an evaluation that was interrupted, what is wrong with its rates."""
-    title = f"{checkpoint}, assets: {conditions['assets']}"
+    title = f"{checkpoint}, assets: {conditions['assets']}, scenes: {conditions['scenes']}"
     if num_missing == 0:
         return title
     return (
@@ -362,6 +367,12 @@ def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult
         return {}
     with ResultFile(folder / "episodes.jsonl") as file:
         return file.results
+
+
+def _config_in(folder: Path) -> EvalLiberoConfig:
+    """The configuration of an evaluation. One without `scenes` is older than that option and had them the same."""
+    path = folder / "config.json"
+    return convert({"scenes": "same", **read_table(path, EvalLiberoConfig)}, EvalLiberoConfig, str(path))
 
 
 def _refuse_other_conditions(config: EvalLiberoConfig, before: EvalLiberoConfig, folder: Path) -> None:

@@ -57,6 +57,7 @@ def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
         {**common, "name": "pictures", "suite": "libero_goal", "task_id": 7, "actions": str(dozen), "has_images": True},
         {**common, "name": "grasp", "suite": "libero_object", "task_id": 1, "actions": str(EXPERT_EPISODE)},
         {**common, "name": "spatial", "suite": "libero_spatial", "task_id": 4, "actions": str(some)},
+        {**common, "name": "trial", "suite": "libero_goal", "task_id": 7, "actions": str(dozen), "trials_before": 3},
         {
             **common,
             "name": "ten",

@@ -173,6 +173,7 @@ def test_the_seed_picks_the_initial_state_and_options_override_it(object_env: Li
         "scene_seed": 0,
         "num_steps": 0,
         "is_success": False,
+        "scenes": "same",
         "physics": "exact",
         "quality": "exact",
         "assets": find_assets().source,

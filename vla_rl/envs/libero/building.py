@@ -1,8 +1,9 @@
-"""Building one task's robosuite environment without cameras, as it stands after LIBERO's `seed` and `reset`, in one go.
+"""Building one task's robosuite environment without cameras, and the scenes that LIBERO's resets make of it.
 
-robosuite builds the model when the environment is made, places the objects, and does both again at the reset. The
-construction comes before the seed, so what counts of it is only that it was there. Here the construction loads the model
-and stops; the seeded placement follows on that model, with the very computations of a reset.
+robosuite builds the model when the environment is made, places the objects, and does both again at every reset. LIBERO's
+evaluations seed once, after the construction, and reset before each trial, so that trial k has the random numbers of the
+k-th reset. Here the model is built once and placed by robosuite's own reset code; before each placement it is put back to
+what a newly built one is, and the same random numbers follow.
 """
 
 import contextlib
@@ -20,41 +21,74 @@ from vla_rl.envs.libero.tasks import Task
 from vla_rl.errors import EnvError
 
 _PLACEMENT_ATTEMPTS = 50
+_LOADS_BEFORE_A_START = 2
+"""Models that LIBERO has loaded by the end of its first reset. It keeps the samplers of doors, drawers and knobs of all of
+them, and each draws; starts that are drawn (`drawn_starts`) have this many, whatever was reset before."""
+
+_PLACED_FIELDS = ("body_pos", "body_quat", "site_rgba")
+"""Arrays of the model that a reset writes: where fixtures stand, and which markers are shown."""
 
 T = TypeVar("T")
 
 
-def build_robosuite_env(task: Task, assets: Path, scene_seed: int) -> Any:
-    """robosuite's environment right after its seeded reset, its sensors taken out.
+class SeededResets:
+    """robosuite's environment of a task, its sensors taken out, and the resets that follow one seeding.
 
-    Raises: `FileNotFoundError` naming an asset that is missing; `EnvError` if the objects find no place.
+    Args:
+        task, assets: which task, with which meshes and textures.
+        seed: what LIBERO's random numbers are seeded with, once, before the first reset.
+
+    Raises: `FileNotFoundError` naming an asset that is missing.
     """
+
+    def __init__(self, task: Task, assets: Path, seed: int) -> None:
+        self.env = _loaded(task, assets)
+        """As robosuite's reset leaves it, once `advance` was called."""
+
+        mujoco, model, data = load_simulator().mujoco, self.env.sim.model._model, self.env.sim.data._data
+        # a model that robosuite draws passes forward once more, when its render context is made; each pass moves the
+        # solver's warm start, and with it the last bits of what follows
+        mujoco.mj_forward(model, data)
+        self._new_model = {name: getattr(model, name).copy() for name in _PLACED_FIELDS}
+        self._new_state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
+        mujoco.mj_getState(model, data, self._new_state, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._joint_samplers, self._num_loads = list(self.env.object_property_initializers), 1
+        with seeded(seed):
+            self._random_state = np.random.get_state()
+
+    def advance(self) -> None:
+        """Carry out the next reset. Raises: `EnvError` if the objects find no place."""
+        with _random_numbers(self._random_state), _without_deprecation_warnings():
+            retry_placement(self._reset)
+            self._random_state = np.random.get_state()
+        self.env.object_property_initializers = self._joint_samplers * _LOADS_BEFORE_A_START
+
+    def _reset(self) -> None:
+        env, mujoco = self.env, load_simulator().mujoco
+        model, data = env.sim.model._model, env.sim.data._data
+        for name, values in self._new_model.items():
+            getattr(model, name)[:] = values
+        mujoco.mj_resetData(model, data)
+        mujoco.mj_setState(model, data, self._new_state, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._num_loads += 1
+        env.object_property_initializers = self._joint_samplers * self._num_loads
+        env._reset_internal()
+        env.sim.forward()
+        env.visualize(vis_settings=dict.fromkeys(env._visualizations, False))
+
+
+def _loaded(task: Task, assets: Path) -> Any:
     load_simulator().libero._assets_path_cache = str(assets)
-    with seeded(scene_seed), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    options = {"has_offscreen_renderer": False, "use_camera_obs": False, "ignore_done": True}
+    with _construction_that_only_loads(), _without_deprecation_warnings():
         try:
-            return retry_placement(lambda: _loaded_and_placed(task))
+            return load_simulator().control_env(bddl_file_name=str(task.goal_file), **options).env
         except FileNotFoundError as error:
             raise missing_asset(assets, f"{task.key} needs {error.filename}") from error
         except ValueError as error:
             if "file" in str(error) and str(assets) in str(error):
                 raise missing_asset(assets, f"{task.key}: {error}") from error
             raise
-
-
-def _loaded_and_placed(task: Task) -> Any:
-    """The environment as robosuite's own reset leaves it; random numbers are drawn in the order of that reset."""
-    with _construction_that_only_loads():
-        control = load_simulator().control_env(
-            bddl_file_name=str(task.goal_file), has_offscreen_renderer=False, use_camera_obs=False, ignore_done=True
-        )
-    env = control.env
-    # robosuite would load the model twice by now, and LIBERO keeps the samplers of joints of every load: each draws
-    env.object_property_initializers = [*env.object_property_initializers, *env.object_property_initializers]
-    env._reset_internal()
-    env.sim.forward()
-    env.visualize(vis_settings=dict.fromkeys(env._visualizations, False))
-    return env
 
 
 @contextlib.contextmanager
@@ -72,14 +106,6 @@ def _construction_that_only_loads() -> Iterator[None]:
 def _only_loading(base: Any) -> Any:
     """A class like `base`, under the same name, by which LIBERO checks that the goal file is for it."""
 
-    def initialize_sim(self: Any, xml_string: str | None = None) -> None:
-        """As where robosuite draws: making its render context computes a forward pass more on a new model.
-
-        The pass moves the solver's warm start, and with it the last bits of what follows.
-        """
-        base._initialize_sim(self, xml_string)
-        self.sim.forward()
-
     def reset_internal(self: Any) -> None:
         if self.is_constructed:
             base._reset_internal(self)
@@ -90,15 +116,22 @@ def _only_loading(base: Any) -> Any:
 
     members = {
         "is_constructed": False,
-        "_initialize_sim": initialize_sim,
         "_reset_internal": reset_internal,
         "_setup_observables": setup_observables,
     }
     return type(base)(base.__name__, (base,), members)
 
 
+@contextlib.contextmanager
+def _without_deprecation_warnings() -> Iterator[None]:
+    """Third-party code runs here; nothing of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
 def retry_placement(attempt: Callable[[], T]) -> T:
-    """Try again where the random placement of objects found no room; any other error surfaces at once."""
+    """Try again if the random placement of objects found no room; any other error surfaces at once."""
     for _ in range(_PLACEMENT_ATTEMPTS):
         with contextlib.suppress(load_simulator().randomization_error):
             return attempt()
@@ -107,9 +140,17 @@ def retry_placement(attempt: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """LIBERO draws from NumPy's global generator: seed it, and give it back as it was."""
+    """Seed NumPy's global generator, from which LIBERO draws, and put it back afterwards."""
+    with _random_numbers(None):
+        np.random.seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def _random_numbers(state: Any) -> Iterator[None]:
     before = np.random.get_state()
-    np.random.seed(seed)
+    if state is not None:
+        np.random.set_state(state)
     try:
         yield
     finally:

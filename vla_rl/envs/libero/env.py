@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import gymnasium
 import numpy as np
@@ -17,6 +17,11 @@ from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.stepping import Physics
 from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, step_limit_of
 from vla_rl.types import Info, Observation
+
+Scenes: TypeAlias = Literal["same", "published"]
+"""same: LIBERO's first reset after the seed places the fixtures of every episode, as if each had an environment of its own
+(SimpleVLA-RL). published: one environment plays all trials of a task, so that trial k, from the initial state k, has the
+fixtures of the k-th reset after the first (OpenVLA, OpenVLA-OFT, openpi)."""
 
 CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
 """LIBERO's camera behind each picture of the observation."""
@@ -43,11 +48,11 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
     Reward: 1.0 at the control step where the goal first holds, which ends the episode (terminated); else 0.0.
     Truncated: after `step_limit` control steps.
     Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success, and what results depend on:
-        physics, quality, assets.
+        scenes, physics, quality, assets.
 
-    The start is fixed by (task, init_state_id, scene_seed) and nothing else. `reset(options={"init_state_id": k})` takes
-    the k-th of LIBERO's fixed initial states, without it the seed picks one; a k beyond the last of them is a start of our
-    own, drawn from the task's regions with the seed k, fixtures included (`drawn_starts`).
+    The start is fixed by (task, init_state_id, scene_seed, scenes) and nothing else. `reset(options={"init_state_id": k})`
+    takes the k-th of LIBERO's fixed initial states, without it the seed picks one; a k beyond the last of them is a start
+    of our own, drawn from the task's regions with the seed k, fixtures included (`drawn_starts`).
 
     Args:
         suite, task_id: which task, in LIBERO's own order.
@@ -57,6 +62,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             called max_episode_steps: `gymnasium.make` keeps that name for a wrapper that cannot lift a limit.)
         num_settle_steps: idle control steps in `reset`, uncounted, in which objects fall into place.
         scene_seed: fixes where fixtures stand, which LIBERO's initial states leave open.
+        scenes: "same" places the fixtures alike in every episode; "published" as published evaluations do, anew for each
+            initial state.
         wrist_image: False leaves the camera in the hand out, for policies that do not look at it.
         render_mode: "rgb_array" or None; pictures are in the observation either way.
         render_key: which picture of the observation `render` gives, and so the frames of a chunk.
@@ -80,6 +87,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         step_limit: int | None = None,
         num_settle_steps: int = 10,
         scene_seed: int = 0,
+        scenes: Scenes = "same",
         wrist_image: bool = True,
         render_mode: str | None = "rgb_array",
         render_key: str = "image",
@@ -88,6 +96,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
     ) -> None:
         self.task: Task = find_task(suite, task_id)
         self.step_limit = step_limit_of(suite) if step_limit is None else step_limit
+        _refuse_other("scenes", scenes, get_args(Scenes))
         _refuse_other("physics", physics, get_args(Physics))
         _refuse_other("quality", quality, get_args(Quality))
         _refuse_below("image_size", image_size, 16)
@@ -112,8 +121,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         self._scene: Scene | None = take_scene(self._scene_key)
         self._scene.physics = physics
         self._cameras: Cameras | None = None
-        self._quality = quality
-        self._recorded: Info = {"physics": physics, "quality": quality, "assets": found.source}
+        self._scenes, self._quality = scenes, quality
+        self._recorded: Info = {"scenes": scenes, "physics": physics, "quality": quality, "assets": found.source}
         self._num_steps, self._is_success, self._is_over = 0, False, True
         self._init_state_id = -1
         self._images: tuple[np.ndarray, ...] = ()
@@ -164,7 +173,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         self._init_state_id = self._choose_init_state(options or {})
         self._num_steps, self._is_success, self._is_over = 0, False, False
         if self._init_state_id < len(self._init_states):
-            scene.begin(self._init_states[self._init_state_id])
+            reset_number = self._init_state_id if self._scenes == "published" else 0
+            scene.begin(self._init_states[self._init_state_id], reset_number)
         else:
             scene.begin_drawn(self._init_state_id)
         for _ in range(self._num_settle_steps):

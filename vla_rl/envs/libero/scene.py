@@ -1,9 +1,9 @@
 """One task's scene without cameras: built once, put back to any start in a millisecond, stepped by our own loop.
 
 robosuite rebuilds the whole model at each reset and keeps state in its controller, its gripper and the timers of its
-sensors that no initial state covers. Here the scene is built once; everything that a step can change is copied at that
-moment, and each episode begins from that copy. So an episode is a function of (task, scene seed, initial state, actions)
-alone, whatever was played before, in whatever process.
+sensors that no initial state covers. Here the scene is built once; everything that a step can change is copied after each
+of LIBERO's resets (`SeededResets`), and each episode begins from such a copy. So an episode is a function of (task, scene
+seed, number of the reset, initial state, actions) alone, whatever was played before, in whatever process.
 
 robosuite's sensors read the simulation shortly before the end of a control step, at the last but one of its 25
 substeps, and the poses of bodies are those before that substep moved them. `Scene.sample` holds that instant; pictures
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vla_rl.envs.libero.building import build_robosuite_env
+from vla_rl.envs.libero.building import SeededResets
 from vla_rl.envs.libero.drawn_starts import place_anew
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.stepping import Physics, Stepper
@@ -52,13 +52,14 @@ class Scene:
 
     def __init__(self, task: Task, assets: Path, scene_seed: int) -> None:
         self._mujoco = load_simulator().mujoco
-        self._env = build_robosuite_env(task, assets, scene_seed)
+        self._resets = SeededResets(task, assets, scene_seed)
+        self._env = self._resets.env
+        self._resets.advance()
         self._stepper = Stepper(self._env)
-        self._stepper.start_clock(num_readings=1)
         self.model.opt.disableflags |= self._mujoco.mjtDisableBit.mjDSBL_SENSOR  # force sensors that nobody reads
         self._matrices = {"exact": self.model.opt.jacobian, "fast": int(self._mujoco.mjtJacobian.mjJAC_SPARSE)}
         self._physics: Physics = "exact"
-        self._pristine = self.get_state()
+        self._after_resets = [self.get_state()]
 
     @property
     def physics(self) -> Physics:
@@ -91,15 +92,20 @@ class Scene:
         drawn = {name: getattr(read, name) for name in (*DRAWN_FIELDS, "site_rgba")}
         return Sample(self._stepper.proprio, drawn)
 
-    def begin(self, init_state: np.ndarray) -> None:
-        """Put everything to the start of an episode; `init_state` is float64 [1 + nq + nv], one of LIBERO's."""
+    def begin(self, init_state: np.ndarray, reset_number: int = 0) -> None:
+        """Put everything to the start of an episode.
+
+        Args:
+            init_state: float64 [1 + nq + nv], one of LIBERO's.
+            reset_number: which of LIBERO's resets after the seed placed the fixtures; 0 is the first one.
+        """
         model, data = self.model, self.data
         if init_state.shape != (1 + model.nq + model.nv,):
             raise EnvError(
                 f"the initial state has {init_state.size} numbers, the model needs {1 + model.nq + model.nv}; "
                 "the assets are not those that LIBERO's initial states were made with."
             )
-        self._restore(self._pristine)
+        self._restore(self._after_reset(reset_number))
         data.time = init_state[0]
         data.qpos[:] = init_state[1 : 1 + model.nq]
         data.qvel[:] = init_state[1 + model.nq :]
@@ -107,7 +113,7 @@ class Scene:
 
     def begin_drawn(self, seed: int) -> None:
         """Put everything to a start of an episode that is drawn from `seed`, fixtures included: `drawn_starts`."""
-        self._restore(self._pristine)
+        self._restore(self._after_reset(0))
         place_anew(self._env, seed)
         self._look_around()
 
@@ -140,6 +146,17 @@ class Scene:
         if self._env is not None:
             self._env.close()
             self._env = None
+
+    def _after_reset(self, number: int) -> dict[str, Any]:
+        """What LIBERO's reset with this number leaves behind. Those before it are carried out too, each once in all."""
+        if number >= len(self._after_resets):
+            physics, self.physics = self.physics, "exact"
+            while number >= len(self._after_resets):
+                self._resets.advance()
+                self._stepper.begin_anew(self._env)
+                self._after_resets.append(self.get_state())
+            self.physics = physics
+        return self._after_resets[number]
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Write a state into the simulation; what follows from it (poses, contacts) is not computed."""

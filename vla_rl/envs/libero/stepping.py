@@ -54,19 +54,25 @@ class Stepper:
         self._controller = controllers.ControllerState(
             *(np.array(getattr(robot.controller, name)) for name in controllers.ControllerState._fields)
         )
-        gripper = np.broadcast_to(robot.gripper.current_action, (2,))
-        self._flags = np.array([float(robot.controller.new_update), *gripper])
+        self._flags = np.zeros(3)  # whether the controller has read the pose, and the two fingers' commands
         self._clock = np.zeros(2)
         self._eef_body, self._fingers = (
             self._body(model, robot.robot_model.eef_name),
             robot._ref_gripper_joint_pos_indexes,
         )
+        self.begin_anew(env)
 
-    def start_clock(self, num_readings: int) -> None:
-        """As robosuite's sensors stand after so many forced readings: each moves the clock by a substep."""
+    def begin_anew(self, env: Any) -> None:
+        """Take over the controller and the gripper of robosuite's environment, which was just reset, and read the sensors.
+
+        A forced reading moves robosuite's clock of the sensors by a substep; a reset makes one.
+        """
+        robot = env.robots[0]
+        for name, array in self._controller._asdict().items():
+            array[...] = getattr(robot.controller, name)
+        self._flags[:] = float(robot.controller.new_update), *np.broadcast_to(robot.gripper.current_action, (2,))
         self._clock[:] = 0.0, 0.0
-        for _ in range(num_readings):
-            self.read_now()
+        self.read_now()
 
     def read_now(self) -> None:
         """Let the sensors read outside of a step."""

@@ -16,6 +16,9 @@ logger = logging.getLogger(__name__)
 _OF_THE_EPISODE: Final = ("suite", "task_id", "scene_seed")
 """Arguments of an environment that say which episode it is, not how it is played."""
 
+_BEFORE_IT_WAS_RECORDED: Final = {"scenes": "same"}
+"""Conditions that older records leave out, and what they were."""
+
 
 def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
     """How episodes are played, whichever they are: arguments of their environments, and how actions are chosen.
@@ -45,6 +48,7 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
             "remove it if you know that they are of the same conditions"
         ) from error
     now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
+    before = {name: value for name, value in _BEFORE_IT_WAS_RECORDED.items() if name in now} | before
     for name in {**before, **now}:
         if before.get(name) != now.get(name):
             raise ConfigError(

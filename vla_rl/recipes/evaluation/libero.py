@@ -100,6 +100,7 @@ def libero_env(
     physics: str,
     quality: str,
     scene_seed: int = 0,
+    scenes: str = "same",
 ) -> EnvSpec:
     """One task as an environment; arguments as `LiberoEnv`'s."""
     kwargs = {
@@ -110,6 +111,7 @@ def libero_env(
         "physics": physics,
         "quality": quality,
         "scene_seed": scene_seed,
+        **({} if scenes == "same" else {"scenes": scenes}),
     }
     return suite_env(suite, kwargs)
 

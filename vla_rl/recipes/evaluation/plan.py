@@ -1,7 +1,7 @@
 """An evaluation before it starts: its episodes, how long they can take, and how much memory."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -50,8 +50,15 @@ class Starts(Protocol):
     def seed(self) -> int: ...
 
 
-def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
-    """Every task from every initial state with every scene seed, once. Raises: ConfigError for one that does not exist."""
+def planned_episodes(starts: Starts, scenes: Literal["same", "published"] = "same") -> list[EpisodeSpec]:
+    """Every task from every initial state with every scene seed, once.
+
+    Args:
+        starts: which episodes, and under which conditions.
+        scenes: which of LIBERO's resets places the fixtures of an episode, as `LiberoEnv` has it.
+
+    Raises: ConfigError for a task or an initial state that does not exist.
+    """
     greedy = starts.temperature is None
     sampling = Sampling(greedy=greedy, temperature=1.0 if starts.temperature is None else starts.temperature)
     episodes: list[EpisodeSpec] = []
@@ -69,6 +76,7 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
                     physics=starts.physics,
                     quality=starts.pictures,
                     scene_seed=scene_seed,
+                    scenes=scenes,
                 )
                 what = f"init_states of {task.key}"
                 for state in numbers_in(starts.init_states, task.num_init_states, what, limit=NUM_STARTS):

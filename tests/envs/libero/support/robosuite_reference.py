@@ -3,7 +3,8 @@
     python robosuite_reference.py <plays.json> <out.npz>
 
 Each play has a `name`, `suite`, `task_id`, `init_state_id`, `assets` (a folder), `actions` (a file) and `has_images`; at
-most one may have images, since two environments that draw in one process would disturb each other's pictures. Of a play
+most one may have images, since two environments that draw in one process would disturb each other's pictures. A play may
+have `trials_before`: so many trials of the task come first, in the same environment and without another seed. Of a play
 `p` the file holds `p_physics`, MuJoCo's whole state after each control step (and before the first), and `p_state`,
 robosuite's own readings; with images also `p_image` and `p_wrist_image`, turned as the policies see them.
 """
@@ -47,11 +48,20 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
     wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
     cameras = {"use_camera_obs": spec["has_images"]}
     env = wrapper.OffScreenRenderEnv(
-        bddl_file_name=str(task.goal_file), camera_heights=96, camera_widths=96, has_offscreen_renderer=True, **cameras
+        bddl_file_name=str(task.goal_file),
+        camera_heights=96,
+        camera_widths=96,
+        has_offscreen_renderer=True,
+        **cameras,
     )
     env.seed(0)
+    init_states = read_init_states(task.init_states_file)
+    for trial in range(spec.get("trials_before", 0)):
+        env.reset()
+        env.set_init_state(init_states[trial])
+        env.step([0, 0, 1, 0, 0, 0, 1])
     env.env.reset()
-    env.set_init_state(read_init_states(task.init_states_file)[spec["init_state_id"]])
+    env.set_init_state(init_states[spec["init_state_id"]])
     for _ in range(10):
         observation, _, is_done, _ = env.step([0, 0, 0, 0, 0, 0, -1])
     observations, states, successes = [observation], [whole_state(env)], [is_done]
