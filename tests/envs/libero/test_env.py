@@ -72,6 +72,31 @@ def test_a_state_of_another_task_is_refused(object_env: LiberoEnv, goal_env: Lib
         object_env.set_state(goal_env.get_state())
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"scene_seed": 3}, "saved with scene_seed=0, this environment has 3"),
+        ({"scenes": "published"}, "saved with scenes='same', this environment has 'published'"),
+        ({"physics": "fast"}, "saved with physics='exact', this environment has 'fast'"),
+        ({"quality": "fast"}, "saved with quality='exact', this environment has 'fast'"),
+    ],
+)
+def test_a_state_of_another_scene_or_physics_is_refused_and_changes_nothing(
+    object_env: LiberoEnv, changed: dict[str, Any], message: str
+) -> None:
+    object_env.reset(options={"init_state_id": 4})
+    saved = object_env.get_state()
+    other = LiberoEnv("libero_object", task_id=1, **{"image_size": 96, **changed})
+    try:
+        other.reset(options={"init_state_id": 5})
+        before = other.get_state()
+        with pytest.raises(ValueError, match=f"{message}.*make this environment as that one was made"):
+            other.set_state(saved)
+        np.testing.assert_equal(other.get_state(), before)
+    finally:
+        other.close()
+
+
 def test_a_chunk_renders_its_last_row_only_and_that_row_is_the_same(object_env: LiberoEnv, actions: Path) -> None:
     rows = np.load(actions)[:3]
     every = _play(object_env, rows)
@@ -208,6 +233,7 @@ def test_a_bad_action_is_refused(object_env: LiberoEnv, action: Any, error: type
     ("options", "message"),
     [
         ({"init_state_id": -1}, "init_state_id is -1, expected 0 to 49"),
+        ({"init_state_id": True}, "init_state_id is True, expected 0 to 49"),
         ({"init_state_id": "3"}, "init_state_id is '3', expected 0 to 49"),
         ({"init_state": 3}, r"reset options \['init_state'\] are unknown"),
     ],
@@ -222,6 +248,9 @@ def test_a_bad_reset_option_is_refused(object_env: LiberoEnv, options: dict[str,
     [
         ({"suite": "libero_gaol"}, "did you mean 'libero_goal'"),
         ({"suite": "libero_goal", "task_id": 10}, "task_id is 10, expected 0 to 9"),
+        ({"suite": "libero_goal", "task_id": True}, "task_id is True, expected 0 to 9"),
+        ({"suite": "libero_goal", "scene_seed": True}, "scene_seed is True, expected a whole number >= 0"),
+        ({"suite": "libero_goal", "scenes": "publish"}, "scenes is 'publish', expected one of 'same', 'published'"),
         ({"suite": "libero_goal", "image_size": 8}, "image_size is 8, expected a whole number >= 16"),
         ({"suite": "libero_goal", "step_limit": 0}, "step_limit is 0, expected a whole number >= 1"),
         ({"suite": "libero_goal", "render_mode": "human"}, "render_mode is 'human'"),

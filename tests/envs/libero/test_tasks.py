@@ -45,7 +45,7 @@ def test_a_misspelt_suite_gets_the_nearest_name() -> None:
         list_tasks("libero_spacial")
 
 
-@pytest.mark.parametrize("task_id", [-1, 10, 2.0])
+@pytest.mark.parametrize("task_id", [-1, 10, 2.0, True])
 def test_a_task_id_out_of_range_is_refused(task_id: int) -> None:
     with pytest.raises(ValueError, match="expected 0 to 9: libero_goal has 10 tasks"):
         find_task("libero_goal", task_id)

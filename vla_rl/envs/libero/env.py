@@ -2,7 +2,7 @@
 
 import json
 import os
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import gymnasium
 import numpy as np
@@ -28,6 +28,9 @@ CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
 
 IDLE_ACTION = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 """Holds the hand where it is and the gripper open: what the settle steps run."""
+
+_RECORDED_IN_STATES: Final = ("scene_seed", "scenes", "physics", "quality", "assets")
+"""What a state depends on besides its task."""
 
 _PROPRIO_BOUND = np.array([3.0] * 3 + [6.3] * 3 + [0.1] * 2, np.float32)
 _INSTRUCTION_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,'"
@@ -212,6 +215,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         """The whole state of the environment as plain values: going on from it elsewhere gives the same bits."""
         return {
             "task": self.task.key,
+            **{name: self._info()[name] for name in _RECORDED_IN_STATES},
             "scene": self.scene.get_state(),
             "init_state_id": self._init_state_id,
             "num_steps": self._num_steps,
@@ -223,9 +227,19 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         }
 
     def set_state(self, state: dict[str, Any]) -> Observation:
-        """Go on from a state that `get_state` gave for the same task, here or elsewhere; returns the observation there."""
+        """Go on from a state that `get_state` gave, here or elsewhere; returns the observation there.
+
+        Raises: `ValueError` for a state of another task, or of an environment that was made with other arguments.
+        """
         if state["task"] != self.task.key:
             raise ValueError(f"the state is one of {state['task']}, this environment plays {self.task.key}.")
+        own = self._info()
+        for name in _RECORDED_IN_STATES:
+            if state.get(name) != own[name]:
+                raise ValueError(
+                    f"the state was saved with {name}={state.get(name)!r}, this environment has {own[name]!r}; going on "
+                    "would mix the two; make this environment as that one was made."
+                )
         shape = (self._image_size, self._image_size, 3)
         if state["images"] and [image.shape for image in state["images"]] != [shape] * len(self._pictures):
             found = [image.shape for image in state["images"]]
@@ -255,7 +269,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         chosen = options.get("init_state_id")
         if chosen is None:
             return int(self.np_random.integers(len(self._init_states)))
-        if not isinstance(chosen, int | np.integer) or not 0 <= chosen < NUM_STARTS:
+        if not _is_whole(chosen) or not 0 <= chosen < NUM_STARTS:
             last = len(self._init_states) - 1
             raise ValueError(
                 f"init_state_id is {chosen!r}, expected 0 to {last}, or up to {NUM_STARTS - 1} for a start that is drawn."
@@ -308,5 +322,10 @@ def _refuse_other(name: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def _refuse_below(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, int) or not _is_whole(value) or value < least:
         raise ValueError(f"{name} is {value!r}, expected a whole number >= {least}.")
+
+
+def _is_whole(value: object) -> bool:
+    """Whether it is a number and whole; to Python, True and False are too."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -88,7 +88,7 @@ def step_limit_of(suite: str) -> int:
 def find_task(suite: str, task_id: int) -> Task:
     """The task `task_id` of `suite`. Raises: `ValueError` for an unknown suite or a task id out of range."""
     tasks = list_tasks(suite)
-    if not isinstance(task_id, int) or not 0 <= task_id < len(tasks):
+    if not isinstance(task_id, int) or isinstance(task_id, bool) or not 0 <= task_id < len(tasks):
         raise ValueError(f"task_id is {task_id!r}, expected 0 to {len(tasks) - 1}: {suite} has {len(tasks)} tasks.")
     return tasks[task_id]
 
