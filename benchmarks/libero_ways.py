@@ -33,11 +33,12 @@ def _original(suite: str, task_id: int, assets: str, cameras: int) -> tuple[Any,
     from vla_rl.envs.libero.assets import find_assets
     from vla_rl.envs.libero.graphics import choose_graphics
     from vla_rl.envs.libero.init_states import read_init_states
-    from vla_rl.envs.libero.simulator import load_simulator
+    from vla_rl.envs.libero.libero_code import load_libero
     from vla_rl.envs.libero.tasks import find_task
 
-    load_simulator().libero._assets_path_cache = str(find_assets(assets).path)
-    wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
+    task = find_task(suite, task_id)
+    code = load_libero(task.package)
+    code.use_assets(find_assets(assets).path)
     drawing: dict[str, Any] = {"has_offscreen_renderer": False, "use_camera_obs": False}
     if cameras:
         backend = choose_graphics()
@@ -47,8 +48,7 @@ def _original(suite: str, task_id: int, assets: str, cameras: int) -> tuple[Any,
         bindings.GLContext = getattr(context, name)
         names = ["agentview", "robot0_eye_in_hand"][:cameras]
         drawing = {"camera_names": names, "camera_heights": SIZE, "camera_widths": SIZE}
-    task = find_task(suite, task_id)
-    env = wrapper.ControlEnv(bddl_file_name=str(task.goal_file), **drawing)
+    env = code.wrapper.ControlEnv(bddl_file_name=str(task.goal_file), **drawing)
     env.seed(0)
     env.env.reset()
     return env, read_init_states(task.init_states_file)[0]
@@ -75,10 +75,13 @@ def original_step_drawn(suite: str, task_id: int, assets: str, cameras: int) -> 
 
 def siirl_step_drawn(suite: str, task_id: int, assets: str) -> Run:
     """hf-libero's SubprocVectorEnv with one environment; the CPU time of both processes."""
-    from vla_rl.envs.libero.simulator import _config_folder, load_simulator
+    from vla_rl.envs.libero.libero_code import config_folder, load_libero
+    from vla_rl.envs.libero.packages import package_root
 
-    os.environ["LIBERO_CONFIG_PATH"] = _config_folder()  # or LIBERO asks on stdin, in the spawned process too
-    load_simulator()
+    os.environ["LIBERO_CONFIG_PATH"] = config_folder(
+        package_root("libero")
+    )  # or LIBERO asks on stdin, in the other too
+    load_libero("libero")
     vector = importlib.import_module("libero.libero.envs.venv")
     init_states: list[np.ndarray] = []
 

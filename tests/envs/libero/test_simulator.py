@@ -17,7 +17,7 @@ from vla_rl.errors import EnvError
 
 
 def test_a_killed_process_leaves_no_folder_that_the_next_one_does_not_use(tmp_path: Path) -> None:
-    code = "import os; from vla_rl.envs.libero.simulator import load_simulator; load_simulator(); os._exit(9)"
+    code = "import os; from vla_rl.envs.libero.libero_code import load_libero; load_libero('libero'); os._exit(9)"
     environment = {key: value for key, value in os.environ.items() if key != "LIBERO_CONFIG_PATH"}
     cache = Path(tempfile.gettempdir()) / f"vla_rl-{os.getuid()}"
     warm = {"NUMBA_CACHE_DIR": str(cache / "numba"), "TMPDIR": str(tmp_path)}

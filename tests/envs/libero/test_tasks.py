@@ -1,18 +1,15 @@
-"""The task list, the initial states and the asset search: files only, no simulator."""
+"""The task list and the asset search: files only, no simulator."""
 
 import os
-import pickle
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from vla_rl.envs.libero import SUITES, find_task, list_tasks
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.packages import package_root
 from vla_rl.envs.libero.tasks import libero_root
 
 
@@ -51,32 +48,11 @@ def test_a_task_id_out_of_range_is_refused(task_id: int) -> None:
         find_task("libero_goal", task_id)
 
 
-@pytest.mark.parametrize(("suite", "width"), [("libero_spatial", 92), ("libero_object", 110), ("libero_goal", 79)])
-def test_initial_states_are_50_rows_of_time_positions_and_velocities(suite: str, width: int) -> None:
-    states = read_init_states(find_task(suite, 0).init_states_file)
-    assert states.dtype == np.float64
-    assert states.shape == (50, width)
-    assert np.isfinite(states).all()
-
-
-def test_initial_states_are_read_without_running_what_is_in_them(tmp_path: Path) -> None:
-    class Bomb:
-        def __reduce__(self) -> tuple[object, tuple[str, str]]:
-            return open, (str(tmp_path / "exploded"), "w")
-
-    path = tmp_path / "bad.pruned_init"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps([Bomb(), np.zeros((50, 3))], protocol=2))
-    with pytest.raises(ValueError, match="not a file of initial states"):
-        read_init_states(path)
-    assert not (tmp_path / "exploded").exists()
-
-
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "libero", None)  # what the import system itself puts there for "does not exist"
-    libero_root.cache_clear()
+    package_root.cache_clear()
     with pytest.raises(ImportError, match=r"run `pip install --no-deps hf-libero==0\.1\.4 "):
-        libero_root()
+        package_root("libero")
 
 
 def test_assets_that_are_not_there_are_explained(tmp_path: Path) -> None:
@@ -102,7 +78,7 @@ def test_the_task_list_loads_neither_simulator_nor_torch() -> None:
 
 
 def test_a_package_in_liberos_place_brings_suites_of_its_own(tmp_path: Path) -> None:
-    """As LIBERO-PRO does: `libero` from elsewhere, whose task map, goal files and initial states have one suite more."""
+    """As a clone of LIBERO-PRO does: a suite more in the task map, and a folder that the task map leaves out."""
     installed, package = libero_root(), tmp_path / "libero" / "libero"
     package.mkdir(parents=True)
     for entry in (*installed.parent.iterdir(), *installed.iterdir()):
@@ -114,18 +90,31 @@ def test_a_package_in_liberos_place_brings_suites_of_its_own(tmp_path: Path) -> 
         for suite in (installed / folder).iterdir():
             (package / folder / suite.name).symlink_to(suite)
         (package / folder / "libero_goal_swap").symlink_to(installed / folder / "libero_goal")
+    (package / "init_files" / "libero_goal_lan").symlink_to(installed / "init_files" / "libero_goal")
+    (package / "bddl_files" / "libero_goal_lan").mkdir()
+    for goal in (installed / "bddl_files" / "libero_goal").iterdir():
+        words = goal.read_text().replace("(:language Turn on the stove)", "(:language Light the stove, please)")
+        (package / "bddl_files" / "libero_goal_lan" / goal.name).write_text(words)
     (package / "benchmark").mkdir()
     task_map = (installed / "benchmark" / "libero_suite_task_map.py").read_text()
     extended = task_map + "\nlibero_task_map['libero_goal_swap'] = libero_task_map['libero_goal'][::-1]\n"
     (package / "benchmark" / "libero_suite_task_map.py").write_text(extended)
     script = """
 import gymnasium, vla_rl.envs
+from vla_rl.envs.libero import find_task, list_tasks
+own = {task.instruction for task in list_tasks("libero_goal")}
+said = [task.instruction for task in list_tasks("libero_goal_lan")]
+print([words for words in said if words not in own], find_task("libero_goal_lan", 7).perturbation)
 env = gymnasium.make("vla_rl/libero-v0", suite="libero_goal_swap", task_id=2, assets="stand-ins", image_size=32)
 observation, info = env.reset(seed=0, options={"init_state_id": 1})
+assert info["perturbation"] == "swap"
 print(info["task"], "|", observation["instruction"], "|", env.unwrapped.step_limit)
 env.close()
 """
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[3]}"}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert done.stdout.strip() == "libero_goal_swap/2 | turn on the stove | 300", done.stderr
+    assert done.stdout.splitlines() == [
+        "['Light the stove, please'] language",
+        "libero_goal_swap/2 | turn on the stove | 300",
+    ], done.stderr

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vla_rl.envs.libero.assets import missing_asset
+from vla_rl.envs.libero.libero_code import load_libero
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.tasks import Task
 from vla_rl.errors import EnvError
@@ -78,29 +79,38 @@ class SeededResets:
 
 
 def _loaded(task: Task, assets: Path) -> Any:
-    load_simulator().libero._assets_path_cache = str(assets)
+    code = load_libero(task.package)
+    code.use_assets(assets)
+    # LIBERO-plus reads camera, joints and noise from the name of the file, which need not exist under that name
+    named = task.goal_file.with_name(f"{task.name}.bddl")
     options = {"has_offscreen_renderer": False, "use_camera_obs": False, "ignore_done": True}
-    with _construction_that_only_loads(), _without_deprecation_warnings():
+    with _construction_that_only_loads(code.wrapper), _without_deprecation_warnings():
         try:
-            return load_simulator().control_env(bddl_file_name=str(task.goal_file), **options).env
+            return code.wrapper.ControlEnv(bddl_file_name=str(named), **options).env
         except FileNotFoundError as error:
             raise missing_asset(assets, f"{task.key} needs {error.filename}") from error
         except ValueError as error:
-            if "file" in str(error) and str(assets) in str(error):
+            if "Error opening file" in str(error):  # MuJoCo's, of a mesh or a texture
                 raise missing_asset(assets, f"{task.key}: {error}") from error
             raise
 
 
 @contextlib.contextmanager
-def _construction_that_only_loads() -> Iterator[None]:
+def _construction_that_only_loads(wrapper: Any) -> Iterator[None]:
     """Have LIBERO make environments of classes that place nothing and make no sensors while they are constructed."""
-    mapping = load_simulator().task_mapping
-    before = dict(mapping)
-    mapping.update({name: _only_loading(base) for name, base in before.items()})
+    before = wrapper.TASK_MAPPING
+    wrapper.TASK_MAPPING = _OnlyLoading(before)
     try:
         yield
     finally:
-        mapping.update(before)
+        wrapper.TASK_MAPPING = before
+
+
+class _OnlyLoading(dict[str, Any]):
+    """LIBERO's classes of environments by name, each replaced when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _only_loading(super().__getitem__(name))
 
 
 def _only_loading(base: Any) -> Any:

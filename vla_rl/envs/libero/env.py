@@ -8,15 +8,16 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.cameras import Cameras
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene, take_scene
+from vla_rl.envs.libero.libero_code import find_assets_for
 from vla_rl.envs.libero.look import Quality
 from vla_rl.envs.libero.scene import Scene
+from vla_rl.envs.libero.sensor_noise import add_noise
 from vla_rl.envs.libero.stepping import Physics
 from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, step_limit_of
-from vla_rl.types import Info, Observation
+from vla_rl.types import Info, Observation, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
 """same: LIBERO's first reset after the seed places the fixtures of every episode, as if each had an environment of its own
@@ -51,14 +52,15 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
     Reward: 1.0 at the control step where the goal first holds, which ends the episode (terminated); else 0.0.
     Truncated: after `step_limit` control steps.
     Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success, and what results depend on:
-        scenes, physics, quality, assets.
+        scenes, physics, quality, assets; of a variant of LIBERO-plus or LIBERO-PRO also perturbation, what was changed.
 
     The start is fixed by (task, init_state_id, scene_seed, scenes) and nothing else. `reset(options={"init_state_id": k})`
     takes the k-th of LIBERO's fixed initial states, without it the seed picks one; a k beyond the last of them is a start
     of our own, drawn from the task's regions with the seed k, fixtures included (`drawn_starts`).
 
     Args:
-        suite, task_id: which task, in LIBERO's own order.
+        suite, task_id: which task, in LIBERO's own order; a suite of another package with its name, such as
+            `liberopro.libero_goal_swap`.
         assets: folder of LIBERO's assets or "stand-ins"; None for the first that `find_assets` finds.
         image_size: S, in pixels.
         step_limit: control steps after which the episode is truncated; None for the suite's published limit. (Not
@@ -75,8 +77,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
 
     OpenGL is opened for the first picture, so that a process which has made an environment may still fork.
 
-    Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without assets; `ImportError`
-        without LIBERO; `EnvError` with another MuJoCo, and at the first picture without OpenGL.
+    Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without assets or files of the
+        task; `ImportError` without LIBERO; `EnvError` with another MuJoCo, and at the first picture without OpenGL.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20, "robot_type": "panda"}  # noqa: RUF012 - as gymnasium declares it
@@ -119,13 +121,15 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         self.render_key = render_key
         """Key of the picture that `render` gives."""
 
-        found = find_assets(assets)
+        found = find_assets_for(self.task.package, assets)
         self._scene_key = SceneKey(self.task, found.path, scene_seed)
         self._scene: Scene | None = take_scene(self._scene_key)
         self._scene.physics = physics
         self._cameras: Cameras | None = None
         self._scenes, self._quality = scenes, quality
         self._recorded: Info = {"scenes": scenes, "physics": physics, "quality": quality, "assets": found.source}
+        if self.task.perturbation:
+            self._recorded["perturbation"] = self.task.perturbation
         self._num_steps, self._is_success, self._is_over = 0, False, True
         self._init_state_id = -1
         self._images: tuple[np.ndarray, ...] = ()
@@ -135,7 +139,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             {
                 **dict.fromkeys(self._pictures, image),
                 "state": spaces.Box(-_PROPRIO_BOUND, _PROPRIO_BOUND, dtype=np.float32),
-                "instruction": spaces.Text(max_length=256, charset=_INSTRUCTION_CHARACTERS),
+                "instruction": _text_space(self.task.instruction),
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
@@ -154,7 +158,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         An environment made later with the same keywords, here or in a forked child, takes it instead of building one;
         one at a time, and closing it leaves the scene for the next. Keywords that do not concern the scene are ignored.
         """
-        keep_scene(SceneKey(find_task(suite, task_id), find_assets(assets).path, scene_seed))
+        task = find_task(suite, task_id)
+        keep_scene(SceneKey(task, find_assets_for(task.package, assets).path, scene_seed))
 
     def open_graphics(self) -> None:
         """Open OpenGL now instead of at the first picture: in a process that will not fork. Raises: `EnvError`."""
@@ -284,7 +289,15 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         """The pictures with these names, as they look now."""
         self.open_graphics()
         assert self._cameras is not None
-        return self._cameras.draw(self.scene.sample.drawn, tuple(CAMERAS[name] for name in names))
+        pictures = self._cameras.draw(self.scene.sample.drawn, tuple(CAMERAS[name] for name in names))
+        noise = self.task.variant.noise
+        if noise == 0:
+            return pictures
+        seed = derive_seed(self._init_state_id, self.task.key, self._num_steps) % (1 << 32)
+        return tuple(
+            add_noise(self.task.package, picture, noise, seed) if name == "image" else picture
+            for name, picture in zip(names, pictures, strict=True)
+        )
 
     def _observation(self) -> Observation:
         return {
@@ -329,3 +342,9 @@ def _refuse_below(name: str, value: int, least: int) -> None:
 def _is_whole(value: object) -> bool:
     """Whether it is a number and whole; to Python, True and False are too."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _text_space(instruction: str) -> spaces.Text:
+    """The same space for every task of LIBERO; variants have longer instructions with other characters."""
+    others = "".join(sorted(set(instruction) - set(_INSTRUCTION_CHARACTERS)))
+    return spaces.Text(max(256, len(instruction)), charset=_INSTRUCTION_CHARACTERS + others)

@@ -1,17 +1,15 @@
-"""Loading robosuite and LIBERO so that they ask nothing, print nothing and write only below the temporary folder.
+"""Loading MuJoCo and robosuite so that they print nothing and write only below the temporary folder.
 
-What they would do by themselves at import: ask on stdin where data is kept, write a config into the home folder, open
-one log file for all users of the machine, write compiled code beside the installed packages, and take whichever MuJoCo
-is there. All of it is settled in `load_simulator`, which every other module of this package goes through.
+What they would do by themselves at import: open one log file for all users of the machine, write compiled code beside the
+installed packages, and take whichever MuJoCo is there. All of it is settled in `load_simulator`, which every other module
+of this package goes through. LIBERO itself is loaded by `libero_code`.
 """
 
 import contextlib
 import ctypes
 import functools
-import hashlib
 import importlib
 import importlib.util
-import json
 import os
 import stat
 import sys
@@ -22,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vla_rl.envs.libero.tasks import libero_root
 from vla_rl.errors import EnvError
 from vla_rl.installing import pip_command
 
@@ -33,17 +30,9 @@ class Simulator(NamedTuple):
     """The loaded packages."""
 
     mujoco: Any
-    control_env: Any
-    """LIBERO's `ControlEnv`, which builds the robosuite environment of a goal file."""
-
-    task_mapping: Any
-    """The classes from which `ControlEnv` takes the one that a goal file names."""
 
     randomization_error: type[Exception]
     """What robosuite raises when it found no free place for an object."""
-
-    libero: Any
-    """The module that holds the folder of the assets."""
 
     axisangle2quat: Any
     quat2mat: Any
@@ -52,11 +41,11 @@ class Simulator(NamedTuple):
 
 @functools.cache
 def load_simulator() -> Simulator:
-    """Import MuJoCo, robosuite and LIBERO, once in a process; no OpenGL is touched, so that the process may still fork.
+    """Import MuJoCo and robosuite, once in a process; no OpenGL is touched, so that the process may still fork.
 
     Raises: `ImportError` where a package is missing, `EnvError` for a MuJoCo with other physics or pictures.
     """
-    cache = _cache_folder()
+    cache = cache_folder()
     lasting = {
         "NUMBA_CACHE_DIR": cache / "numba",
         "MESA_SHADER_CACHE_DIR": cache / "mesa",
@@ -66,34 +55,32 @@ def load_simulator() -> Simulator:
         os.environ.setdefault(name, str(folder))
     if "numba" in sys.modules:
         sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
-    one_thread = {
-        f"{library}_NUM_THREADS": os.environ.get(f"{library}_NUM_THREADS", "1") for library in ("OMP", "OPENBLAS")
-    }
-    with (
-        warnings.catch_warnings(),
-        _environment(LIBERO_CONFIG_PATH=_config_folder(), MUJOCO_GL="disable", MUJOCO_EGL_DEVICE_ID=None, **one_thread),
-        _quiet_robosuite(),
-    ):
-        warnings.simplefilter("ignore", DeprecationWarning)  # of third-party modules; nothing of ours is imported here
+    with importing(), _quiet_robosuite():
         mujoco = importlib.import_module("mujoco")
         refuse_wrong_mujoco(mujoco.__version__)
         _keep_no_assets(mujoco)
         mujoco.set_mju_user_warning(_tell)  # else MuJoCo writes a log file into whatever folder is current
         try:
-            libero = importlib.import_module("libero.libero")
-            wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
             transforms = importlib.import_module("robosuite.utils.transform_utils")
+            errors = importlib.import_module("robosuite.utils.errors")
         except ImportError as error:
-            raise ImportError(f"LIBERO cannot be imported ({error}); run `{pip_command('libero')}`.") from error
-    return Simulator(
-        mujoco,
-        wrapper.ControlEnv,
-        wrapper.TASK_MAPPING,
-        wrapper.RandomizationError,
-        libero,
-        transforms.axisangle2quat,
-        transforms.quat2mat,
-    )
+            raise ImportError(f"robosuite cannot be imported ({error}); run `{pip_command('libero')}`.") from error
+    return Simulator(mujoco, errors.RandomizationError, transforms.axisangle2quat, transforms.quat2mat)
+
+
+@contextlib.contextmanager
+def importing(**variables: str) -> Iterator[None]:
+    """Import third-party modules without OpenGL, with one thread and these environment variables, and without warnings."""
+    one_thread = {
+        f"{library}_NUM_THREADS": os.environ.get(f"{library}_NUM_THREADS", "1") for library in ("OMP", "OPENBLAS")
+    }
+    with (
+        warnings.catch_warnings(),
+        _environment(MUJOCO_GL="disable", MUJOCO_EGL_DEVICE_ID=None, **one_thread, **variables),
+    ):
+        for kind in (DeprecationWarning, SyntaxWarning):  # of third-party modules; nothing of ours is imported here
+            warnings.simplefilter("ignore", kind)
+        yield
 
 
 def _tell(warning: str) -> None:
@@ -121,7 +108,7 @@ def refuse_wrong_mujoco(version: str) -> None:
     )
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """A folder below the temporary one, of this user alone, for compiled code: kept, so that the next process is fast."""
     folder = Path(tempfile.gettempdir()) / f"vla_rl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -129,29 +116,6 @@ def _cache_folder() -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise EnvError(f"{folder} belongs to somebody else or others may write to it; remove it or set TMPDIR.")
     return folder
-
-
-def _config_folder() -> str:
-    """A folder with LIBERO's config.yaml: the user's own where `LIBERO_CONFIG_PATH` has one, else one in the cache folder
-    that all processes with this LIBERO share."""
-    own = os.environ.get("LIBERO_CONFIG_PATH")
-    if own and (Path(own) / "config.yaml").is_file():
-        return own
-    root = libero_root()
-    folder = _cache_folder() / f"libero-{hashlib.sha256(str(root).encode()).hexdigest()[:16]}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    paths = {
-        "benchmark_root": root,
-        "bddl_files": root / "bddl_files",
-        "init_states": root / "init_files",
-        "datasets": root.parent / "datasets",
-        "assets": root / "assets",
-    }
-    lines = (f"{key}: {json.dumps(str(path))}\n" for key, path in paths.items())
-    part = folder / f"config.yaml.{os.getpid()}.part"
-    part.write_text("".join(lines))
-    os.replace(part, folder / "config.yaml")
-    return str(folder)
 
 
 @contextlib.contextmanager

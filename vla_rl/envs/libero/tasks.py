@@ -1,8 +1,7 @@
-"""Which tasks there are: the suites of the installed LIBERO in its own order (index 0), read without importing LIBERO.
+"""Which tasks there are: the suites of LIBERO and of packages that extend it, in their own order (index 0).
 
-hf-libero names the tasks of a suite in a plain data file, and keeps one goal file (`.bddl`) and one file of initial
-states beside it. Those files are found through the installed package; LIBERO's own task list (its benchmark module)
-imports torch and is never loaded.
+A package names the tasks of a suite in a plain data file, and keeps goal files (`.bddl`) and files of initial states beside
+it. Only those files are read; LIBERO's own task list (its benchmark module) imports torch and is never loaded.
 """
 
 import difflib
@@ -13,11 +12,19 @@ from pathlib import Path
 
 import msgspec
 
-from vla_rl.envs.libero.init_states import read_init_states
-from vla_rl.installing import pip_command
+from vla_rl.envs.libero.init_states import find_init_states, read_init_states
+from vla_rl.envs.libero.packages import (
+    how_to_install,
+    LIBERO,
+    installed_packages,
+    joined_suite,
+    package_root,
+    split_suite,
+)
+from vla_rl.envs.libero.variants import Variant, kind_of_suite, variant_of
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
-"""LIBERO's own. A package that takes its place (LIBERO-plus, LIBERO-PRO) may have more; those are found as well."""
+"""LIBERO's own."""
 
 STEP_LIMITS = {
     "libero_spatial": 220,
@@ -29,114 +36,182 @@ STEP_LIMITS = {
 """Control steps after which an episode has failed, as published results count (OpenVLA, OpenVLA-OFT)."""
 
 LONGEST_STEP_LIMIT = max(STEP_LIMITS.values())
-"""For suites that nobody has published a limit for."""
+"""For suites without a published limit."""
 
 NUM_STARTS = 1 << 31
 """Starts of a task, by number: first LIBERO's fixed initial states, then those that are drawn (`drawn_starts`)."""
 
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
+_LANGUAGE = re.compile(r"\(:language\s+([^()]*)\)")
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of a suite."""
+    """One task of a suite. Its files are read when they are asked for: some packages have thousands of tasks."""
 
     suite: str
+    """As it is asked for: `libero_goal`, or with its package, `liberopro.libero_goal_swap`."""
+
     task_id: int
-    """Position in LIBERO's own order."""
+    """Position in the package's own order."""
 
     name: str
-    """LIBERO's name, which is also that of its files."""
-
-    instruction: str
-    """The task in words, as the policies are told it: the name without its scene, with spaces."""
-
-    num_init_states: int
-    """How many fixed initial states LIBERO ships for it."""
+    """The package's name of the task."""
 
     @property
     def key(self) -> str:
-        """What results are reported under, such as `libero_goal/3`."""
+        """Name in results, such as `libero_goal/3`."""
         return f"{self.suite}/{self.task_id}"
+
+    @property
+    def package(self) -> str:
+        """The package that it comes from."""
+        return split_suite(self.suite)[0]
+
+    @property
+    def variant(self) -> Variant:
+        """What its name says of it."""
+        return variant_of(split_suite(self.suite)[1], self.name)
+
+    @property
+    def perturbation(self) -> str:
+        """What was changed in it: `camera`, `swap`, ...; empty for LIBERO's own tasks."""
+        suite = split_suite(self.suite)[1]
+        return self.variant.kind or kind_of_suite(suite, _origin_of(suite))
+
+    @property
+    def instruction(self) -> str:
+        """The task in words, as policies get it: LIBERO's name of the task without its scene, as published policies do.
+
+        If the goal file has other words than that of the task that it was made from, those: they are the perturbation.
+        """
+        return _instruction(self)
+
+    @property
+    def num_init_states(self) -> int:
+        """How many fixed initial states there are. Raises: `FileNotFoundError`, `ValueError` for a bad file."""
+        return _num_init_states(self.init_states_file)
 
     @property
     def goal_file(self) -> Path:
         """The file that describes the scene and the goal."""
-        return libero_root() / "bddl_files" / self.suite / f"{self.name}.bddl"
+        folder = package_root(self.package) / "bddl_files" / split_suite(self.suite)[1]
+        return folder / f"{self.variant.goal_stem}.bddl"
 
     @property
     def init_states_file(self) -> Path:
-        """The file of the fixed initial states."""
-        return _init_states_file(self.suite, self.name)
+        """The file of the fixed initial states. Raises: `FileNotFoundError` if the package lacks it."""
+        return find_init_states(package_root(self.package) / "init_files" / self.variant.states_stem, self.key)
 
 
 def list_tasks(suite: str) -> tuple[Task, ...]:
-    """All tasks of `suite`, in LIBERO's order. Raises: `ValueError` for an unknown suite."""
-    suites = _installed_suites()
-    if suite not in suites:
-        close = difflib.get_close_matches(suite, suites, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"suite is {suite!r}, {hint}expected one of {', '.join(suites)}.")
-    return _tasks_of(suite)
+    """All tasks of `suite`, in the package's order.
+
+    Raises: `ValueError` for an unknown suite, `FileNotFoundError` for one whose goal files are not installed, `ImportError`
+        if its package is not.
+    """
+    package, name = split_suite(suite)
+    names = _suites_of(package)
+    if name not in names:
+        raise ValueError(f"suite is {suite!r}, {_hint(suite)}expected one of {', '.join(list_suites(package))}.")
+    folder = package_root(package) / "bddl_files" / name
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{package} lists the suite {suite}, but holds no goal files for it ({folder}): that distribution of the "
+            f"package leaves them out. Suites with files: {', '.join(list_suites(package))}."
+        )
+    return _tasks_of(package, name)
+
+
+def list_suites(package: str = LIBERO) -> tuple[str, ...]:
+    """Suites with goal files, LIBERO's own first. Raises: `ImportError` if the package is not installed."""
+    folder = package_root(package) / "bddl_files"
+    return tuple(joined_suite(package, name) for name in _suites_of(package) if (folder / name).is_dir())
 
 
 def step_limit_of(suite: str) -> int:
     """Control steps after which an episode of `suite` has failed; of a variant (`libero_goal_swap`), its origin's."""
-    origins = [known for known in STEP_LIMITS if suite.startswith(known)]
-    return STEP_LIMITS[max(origins, key=len)] if origins else LONGEST_STEP_LIMIT
+    origin = _origin_of(split_suite(suite)[1])
+    return STEP_LIMITS[origin] if origin is not None else LONGEST_STEP_LIMIT
 
 
 def find_task(suite: str, task_id: int) -> Task:
-    """The task `task_id` of `suite`. Raises: `ValueError` for an unknown suite or a task id out of range."""
+    """The task `task_id` of `suite`. Raises: as `list_tasks`; `ValueError` for a task id out of range."""
     tasks = list_tasks(suite)
     if not isinstance(task_id, int) or isinstance(task_id, bool) or not 0 <= task_id < len(tasks):
         raise ValueError(f"task_id is {task_id!r}, expected 0 to {len(tasks) - 1}: {suite} has {len(tasks)} tasks.")
     return tasks[task_id]
 
 
-@functools.cache
 def libero_root() -> Path:
-    """The folder of the installed LIBERO that holds `bddl_files` and `init_files`; nothing of it is executed."""
-    package = importlib.util.find_spec("libero")
-    for location in package.submodule_search_locations or () if package is not None else ():
-        if (Path(location) / "libero" / "bddl_files").is_dir():
-            return Path(location) / "libero"
-    raise ImportError(f"LIBERO is not installed; run `{pip_command('libero')}`.")
+    """The folder of the installed LIBERO that holds `bddl_files` and `init_files`. Raises: `ImportError`."""
+    return package_root(LIBERO)
+
+
+def _origin_of(suite: str) -> str | None:
+    origins = [known for known in SUITES if suite == known or suite.startswith(f"{known}_")]
+    return max(origins, key=len) if origins else None
+
+
+def _hint(suite: str) -> str:
+    known = [each for package in installed_packages() for each in list_suites(package)]
+    close = difflib.get_close_matches(suite, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 @functools.cache
-def _installed_suites() -> tuple[str, ...]:
-    """LIBERO's five first, then whatever else the installed package has goal files for."""
-    others = [suite for suite in _task_names() if suite not in SUITES]
-    return SUITES + tuple(suite for suite in others if (libero_root() / "bddl_files" / suite).is_dir())
+def _suites_of(package: str) -> dict[str, list[str]]:
+    """Names of tasks by suite: LIBERO's five first, then the package's others, then folders that its list leaves out."""
+    listed, root = _task_names(package), package_root(package)
+    suites = {name: listed[name] for name in (*(each for each in SUITES if each in listed), *listed)}
+    for folder in sorted((root / "bddl_files").iterdir()):
+        files = sorted(path.stem for path in folder.glob("*.bddl"))
+        if folder.name in suites or not files or not (root / "init_files" / folder.name).is_dir():
+            continue
+        like_origin = listed.get(_origin_of(folder.name) or "", [])
+        suites[folder.name] = like_origin if sorted(like_origin) == files else files
+    return suites
 
 
 @functools.cache
-def _tasks_of(suite: str) -> tuple[Task, ...]:
+def _tasks_of(package: str, suite: str) -> tuple[Task, ...]:
+    names = _suites_of(package)[suite]
     return tuple(
-        Task(
-            suite=suite,
-            task_id=task_id,
-            name=name,
-            instruction=_SCENE_PREFIX.sub("", name).replace("_", " "),
-            num_init_states=len(read_init_states(_init_states_file(suite, name))),
-        )
-        for task_id, name in enumerate(_task_names()[suite])
+        Task(suite=joined_suite(package, suite), task_id=task_id, name=name) for task_id, name in enumerate(names)
     )
 
 
 @functools.cache
-def _task_names() -> dict[str, list[str]]:
-    path = libero_root() / "benchmark" / "libero_suite_task_map.py"
+def _task_names(package: str) -> dict[str, list[str]]:
+    path = package_root(package) / "benchmark" / "libero_suite_task_map.py"
     spec = importlib.util.spec_from_file_location("_libero_suite_task_map", path)
     if spec is None or spec.loader is None:
-        raise ImportError(
-            f"{path} cannot be read; install hf-libero again with `{pip_command('libero')} --force-reinstall`."
-        )
+        raise ImportError(f"{path} cannot be read; reinstall it with `{how_to_install(package)}`.")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     names: dict[str, list[str]] = module.libero_task_map
     return names
 
 
-def _init_states_file(suite: str, name: str) -> Path:
-    return libero_root() / "init_files" / suite / f"{name}.pruned_init"
+@functools.cache
+def _instruction(task: Task) -> str:
+    suite = split_suite(task.suite)[1]
+    origin = task.variant.origin
+    in_words = _SCENE_PREFIX.sub("", origin).replace("_", " ")
+    if suite in SUITES and task.name == origin:
+        return in_words
+    original = package_root(task.package) / "bddl_files" / (_origin_of(suite) or suite) / f"{origin}.bddl"
+    words = _words_of(task.goal_file)
+    is_told_by_name = original.is_file() and _words_of(original).lower() == words.lower()
+    return in_words if is_told_by_name else words
+
+
+def _words_of(goal_file: Path) -> str:
+    found = _LANGUAGE.findall(goal_file.read_text(encoding="utf-8"))
+    if len(found) != 1 or not found[0].strip():
+        raise ValueError(f"{goal_file} has {len(found)} instructions, expected one `(:language ...)` with words.")
+    return " ".join(found[0].split())
+
+
+@functools.cache
+def _num_init_states(path: Path) -> int:
+    return len(read_init_states(path))

@@ -21,6 +21,7 @@ import numpy as np
 
 from vla_rl.envs.libero.graphics import choose_graphics
 from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.libero_code import load_libero
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.stepping import axis_angle
 from vla_rl.envs.libero.tasks import find_task
@@ -44,11 +45,11 @@ def whole_state(env: Any) -> np.ndarray:
 
 def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
     task = find_task(spec["suite"], spec["task_id"])
-    load_simulator().libero._assets_path_cache = spec["assets"]
-    wrapper = importlib.import_module("libero.libero.envs.env_wrapper")
+    code = load_libero(task.package)
+    code.use_assets(Path(spec["assets"]))
     cameras = {"use_camera_obs": spec["has_images"]}
-    env = wrapper.OffScreenRenderEnv(
-        bddl_file_name=str(task.goal_file),
+    env = code.wrapper.OffScreenRenderEnv(
+        bddl_file_name=str(task.goal_file.with_name(f"{task.name}.bddl")),
         camera_heights=96,
         camera_widths=96,
         has_offscreen_renderer=True,

