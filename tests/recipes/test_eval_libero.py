@@ -28,7 +28,7 @@ from vla_rl.recipes.eval_libero import (
     title_of,
     write_results,
 )
-from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, result_of
+from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, result_of, result_table
 from vla_rl.recipes.evaluation.plan import planned_episodes
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
@@ -164,6 +164,24 @@ def test_results_are_plain_json(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_perturbations_have_rates_and_rows_of_their_own(tmp_path: Path) -> None:
+    kinds = [("swap", True), ("swap", False), ("language", True), ("", True)]
+    results = [
+        msgspec.structs.replace(ended(number).result, perturbation=kind, is_success=is_success)
+        for number, (kind, is_success) in enumerate(kinds)
+    ]
+    write_results(tmp_path / "results.json", {}, results, num_planned=4, num_missing=0)
+    found = msgspec.json.decode((tmp_path / "results.json").read_bytes())["perturbations"]
+    assert {kind: (rates["successes"], rates["episodes"]) for kind, rates in found.items()} == {
+        "swap": (1, 2),
+        "language": (1, 1),
+    }
+    table = result_table(results, "mine")
+    names, rates = ([*table.columns[number].cells] for number in (0, 2))
+    assert names == ["libero_goal/3", "swap", "language"]
+    assert rates == ["3/4", "1/2", "1/1"]
+
+
 def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_line_says_otherwise() -> None:
     plan = {"suites": ("libero_goal",), "tasks": "3", "init_states": "0-1", "assets": "stand-ins"}
     published, same = (EvalLiberoConfig(**plan), EvalLiberoConfig(**plan, scenes="same"))
@@ -182,6 +200,18 @@ async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_sa
     published = msgspec.structs.replace(config, scenes="published")
     with pytest.raises(ConfigError, match=r"scenes is 'published', but the episodes in .* were played with 'same'"):
         await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), published))
+
+
+@pytest.mark.parametrize(
+    ("suites", "message"),
+    [
+        (("libero_gaol",), "suites: suite is 'libero_gaol', did you mean 'libero_goal'"),
+        (("libero_goal_swap",), "suites: suite is 'libero_goal_swap', did you mean"),
+    ],
+)
+def test_a_suite_that_is_not_there_is_refused(suites: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EvalLiberoConfig(suites=suites)
 
 
 def test_an_interrupted_evaluation_says_that_it_is_incomplete(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ Killed at any moment it loses the episodes being played; `--resume runs/eval-...
 
     ... CHECKPOINT --init-states 40-49                   held-out initial states only
     ... CHECKPOINT --scenes same                         the same fixtures in every trial, as SimpleVLA-RL has them
+    ... CHECKPOINT --suites liberopro.libero_goal_swap   LIBERO-PRO or LIBERO-plus, with a table of their perturbations
     ... CHECKPOINT --temperature 1.0                     sampled instead of greedy
     ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
     ... CHECKPOINT --record-to data                      also write every episode as a LeRobotDataset
@@ -55,10 +56,10 @@ from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.config_files import convert, read_table
 from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, play_each, result_of, result_table, within_range
 from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.recipes.evaluation.libero import Suite, key_of, require_for_libero
+from vla_rl.recipes.evaluation.libero import key_of, require_for_libero
 from vla_rl.recipes.evaluation.pictures import picture_size_for, quality_for
 from vla_rl.recipes.evaluation.plan import planned_episodes, print_plan
-from vla_rl.recipes.evaluation.results import by_task, summary_of
+from vla_rl.recipes.evaluation.results import by_perturbation, by_task, summary_of
 from vla_rl.recipes.opening import distinct, open_each
 from vla_rl.recipes.stopping import StopSignal
 from vla_rl.rollout import embodied_agent
@@ -74,14 +75,19 @@ VIDEO_FRAMES_PER_S = 5.0
 """One frame for each decision."""
 
 
+MOST_PREPARED = 100
+"""Scenes that are built once for all simulators, as all of LIBERO-90's are. LIBERO-plus's suites have 2500 tasks; scenes
+beyond this number are built by the simulator that runs them, so that memory has a bound."""
+
+
 class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Which checkpoint, on which episodes, under which conditions."""
 
     checkpoint: tyro.conf.Positional[str] = str(BASE_POLICY)
     """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint; the shipped base policy where it is left out."""
 
-    suites: tuple[Suite, ...] = ("libero_object",)
-    """LIBERO's suites."""
+    suites: tuple[str, ...] = ("libero_object",)
+    """Suites of LIBERO, or of LIBERO-PRO and LIBERO-plus with the package's name, such as liberopro.libero_goal_swap."""
 
     tasks: str = "all"
     """Tasks of each suite in LIBERO's own order: all, or numbers and ranges such as 0-3,7."""
@@ -283,6 +289,7 @@ def write_results(
         "is_complete": num_missing == 0,
         "summary": summary_of(results),
         "suites": {suite: summary_of([result for result in results if result.suite == suite]) for suite in suites},
+        "perturbations": {kind: summary_of(of_kind) for kind, of_kind in by_perturbation(results).items()},
         "tasks": {task: summary_of(of_task) for task, of_task in tasks.items()},
         "episodes": [result for of_task in tasks.values() for result in of_task],
     }
@@ -333,7 +340,7 @@ async def _play(
     envs = [episode.env for episode in missing]
     agent = await recorded(within_range(embodied_agent), config.record_to, envs, digest_of_run(conditions))
     simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
-    specs = list({str(episode.env): episode.env for episode in missing}.values())
+    specs = list({str(episode.env): episode.env for episode in missing}.values())[:MOST_PREPARED]
     with Progress(console=Console()) as progress:
         bar = progress.add_task("playing", total=num_planned, completed=num_planned - len(missing))
         keeper = ResultKeeper(config, file, run.videos)

@@ -72,11 +72,19 @@ def tasks_in(texts: Sequence[str], what: str) -> tuple[Task, ...]:
 
 
 def tasks_of(suite: str, what: str) -> tuple[Task, ...]:
-    """All tasks of a suite. Raises: ConfigError, naming `what`, for an unknown suite, or where LIBERO is not installed."""
+    """All tasks of a suite. Raises: ConfigError, naming `what`, for an unknown suite or one that is not installed."""
     try:
         return list_tasks(suite)
-    except (ImportError, ValueError) as error:
+    except (FileNotFoundError, ImportError, ValueError) as error:
         raise ConfigError(f"{what}: {error}") from error
+
+
+def num_states_of(task: Task) -> int:
+    """Number of fixed initial states of a task. Raises: ConfigError if its package holds none that can be read."""
+    try:
+        return task.num_init_states
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigError(f"{error} Choose others with --tasks.") from error
 
 
 def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]) -> None:
@@ -84,7 +92,7 @@ def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]
     for task_id in task_ids:
         try:
             find_task(suite, task_id)
-        except (ImportError, ValueError) as error:
+        except (FileNotFoundError, ImportError, ValueError) as error:
             raise ConfigError(str(error)) from error
     if not init_states or min(init_states) < 0 or max(init_states) >= NUM_STARTS:
         raise ConfigError(f"init_states is {tuple(init_states)}, expected numbers from 0 to {NUM_STARTS - 1}")

@@ -12,9 +12,9 @@ from vla_rl.observe import MemoryItem, available_bytes, memory_table
 from vla_rl.recipes.evaluation.libero import (
     SERVER_MB,
     SIMULATOR_MB,
-    Suite,
     libero_env,
     libero_episode,
+    num_states_of,
     numbers_in,
     tasks_of,
 )
@@ -27,7 +27,7 @@ class Starts(Protocol):
     """Which episodes, and how they are played: the part of a recipe's configuration that decides it."""
 
     @property
-    def suites(self) -> tuple[Suite, ...]: ...
+    def suites(self) -> tuple[str, ...]: ...
     @property
     def tasks(self) -> str: ...
     @property
@@ -57,7 +57,7 @@ def planned_episodes(starts: Starts, scenes: Literal["same", "published"] = "sam
         starts: which episodes, and under which conditions.
         scenes: which of LIBERO's resets places the fixtures of an episode, as `LiberoEnv` has it.
 
-    Raises: ConfigError for a task or an initial state that does not exist.
+    Raises: ConfigError for a suite, a task or an initial state that does not exist.
     """
     greedy = starts.temperature is None
     sampling = Sampling(greedy=greedy, temperature=1.0 if starts.temperature is None else starts.temperature)
@@ -79,7 +79,7 @@ def planned_episodes(starts: Starts, scenes: Literal["same", "published"] = "sam
                     scenes=scenes,
                 )
                 what = f"init_states of {task.key}"
-                for state in numbers_in(starts.init_states, task.num_init_states, what, limit=NUM_STARTS):
+                for state in numbers_in(starts.init_states, num_states_of(task), what, limit=NUM_STARTS):
                     episodes.append(
                         libero_episode(env, len(episodes), task.key, state, sampling=sampling, seed=starts.seed)
                     )

@@ -44,6 +44,9 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     attempts: int
     """More than 1 where a simulator died or froze under it."""
 
+    perturbation: str = ""
+    """What LIBERO-PRO or LIBERO-plus changed in the task; empty for LIBERO's own."""
+
     @property
     def key(self) -> Key:
         """What makes it one of its kind."""
@@ -63,6 +66,7 @@ def result_of(trajectory: Trajectory) -> EpisodeResult:
         is_success=trajectory.is_success,
         num_steps=trajectory.num_env_steps,
         attempts=trajectory.episode.attempt + 1,
+        perturbation=str(trajectory.info.get("perturbation", "")),
     )
 
 
@@ -168,8 +172,17 @@ def by_task(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
     return grouped
 
 
+def by_perturbation(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
+    """Results of each kind of perturbation, in order of appearance; unperturbed tasks are left out."""
+    grouped: dict[str, list[EpisodeResult]] = {}
+    for result in results:
+        if result.perturbation:
+            grouped.setdefault(result.perturbation, []).append(result)
+    return grouped
+
+
 def result_table(results: Sequence[EpisodeResult], title: str) -> Table:
-    """One row for each task and, where there are several, for each suite and all of them; steps are those of successes."""
+    """One row for each task, each suite with several, each kind of perturbation, and all; steps are those of successes."""
     table = Table("task", "instruction", title=title)
     table.columns[0].no_wrap = True
     for name in ("solved", "rate", "95 %", "steps"):
@@ -183,6 +196,10 @@ def result_table(results: Sequence[EpisodeResult], title: str) -> Table:
         if len({result.task for result in of_suite}) > 1:
             table.add_section()
             table.add_row(suite, "all of its tasks above", *_cells(of_suite))
+    if kinds := by_perturbation(results):
+        table.add_section()
+        for kind, of_kind in kinds.items():
+            table.add_row(kind, "perturbation", *_cells(of_kind))
     if len(suites) > 1:
         table.add_section()
         table.add_row("all", "", *_cells(results))
