@@ -14,8 +14,8 @@ import msgspec
 
 from vla_rl.envs.libero.init_states import find_init_states, read_init_states
 from vla_rl.envs.libero.packages import (
-    how_to_install,
     LIBERO,
+    how_to_install,
     installed_packages,
     joined_suite,
     package_root,
