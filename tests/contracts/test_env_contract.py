@@ -1,6 +1,6 @@
 """The rules that every registered environment keeps, run against each of them.
 
-LIBERO is held to them where its assets are: set VLA_RL_LIBERO_ASSETS to a folder that has them.
+LIBERO is tested too if it is installed, with the assets that an environment finds by itself.
 """
 
 import asyncio

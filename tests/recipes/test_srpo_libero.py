@@ -1,7 +1,6 @@
 """The main job, on real LIBERO: short episodes, but everything that a long run does."""
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,17 +33,13 @@ from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config, EpisodeSpec, Trajectory
 
-needs_assets = pytest.mark.skipif(
-    "VLA_RL_LIBERO_ASSETS" not in os.environ, reason="VLA_RL_LIBERO_ASSETS names no folder of LIBERO's assets"
-)
 
-
-@needs_assets
 @pytest.mark.timeout(300)
-async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path) -> None:
+async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path, real_assets: str) -> None:
     config = SrpoLiberoConfig(
         run=RunConfig(name="libero", root=str(tmp_path), updates=1),
         tasks=("libero_goal/8",),
+        assets=real_assets,
         step_limit=16,
         image_size=64,
         group_size=2,

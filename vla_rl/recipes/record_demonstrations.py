@@ -67,8 +67,8 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Record the camera in the hand too; without it an episode takes two thirds of the time."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or stand-ins; none for VLA_RL_LIBERO_ASSETS, the package's own, hf-libero's cache or, where
-    there is none of them, the stand-ins that ship."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, LIBERO's own, or
+    stand-ins if those are not installed."""
 
     physics: Literal["fast", "exact"] = "fast"
     """How the simulator computes; fast is what training plays."""

@@ -1,6 +1,7 @@
 """LIBERO: environments shared by the tests, and child processes that start while others run.
 
-Assets are those that `VLA_RL_LIBERO_ASSETS` names, else the shipped stand-ins: what is tested holds for both.
+Assets are those that an environment finds by itself: LIBERO's own if they are installed, else the stand-ins that ship. What
+is tested holds for both.
 """
 
 import json

