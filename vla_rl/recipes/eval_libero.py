@@ -57,7 +57,7 @@ from vla_rl.recipes.config_files import convert, read_table
 from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, play_each, result_of, result_table, within_range
 from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.recipes.evaluation.libero import key_of, require_for_libero
-from vla_rl.recipes.evaluation.pictures import picture_size_for, quality_for
+from vla_rl.recipes.evaluation.pictures import assets_for, picture_size_for, quality_for
 from vla_rl.recipes.evaluation.plan import planned_episodes, print_plan
 from vla_rl.recipes.evaluation.results import by_perturbation, by_task, summary_of
 from vla_rl.recipes.opening import distinct, open_each
@@ -120,7 +120,8 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     policy that ships, which was taught with it, else exact."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or stand-ins; none to look for them and, where there are none, take the stand-ins."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, stand-ins for the
+    policy that ships, which was trained on them, and LIBERO's own for any other (stand-ins if those are not installed)."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Simulator processes, and so episodes played at the same time."""
@@ -163,6 +164,11 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     def pictures(self) -> Literal["exact", "fast"]:
         """The quality that is drawn in."""
         return quality_for(self.checkpoint, self.quality)
+
+    @property
+    def chosen_assets(self) -> str | None:
+        """The assets to look for, as `find_assets` takes them."""
+        return assets_for(self.checkpoint, self.assets)
 
 
 MAY_CHANGE = ("suites", "tasks", "init_states", "scene_seeds", "num_envs", "torch_threads", "videos", "videos_per_task")
@@ -393,7 +399,7 @@ def _refuse_other_conditions(config: EvalLiberoConfig, before: EvalLiberoConfig,
 
 def _assets_of(config: EvalLiberoConfig) -> Assets:
     try:
-        return find_assets(config.assets)
+        return find_assets(config.chosen_assets)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
 

@@ -28,7 +28,7 @@ from vla_rl.recipes.evaluation.libero import (
     require_for_libero,
     suite_env,
 )
-from vla_rl.recipes.evaluation.pictures import picture_size_for, quality_for
+from vla_rl.recipes.evaluation.pictures import assets_for, picture_size_for, quality_for
 from vla_rl.recipes.launching import launch
 from vla_rl.recipes.plan import EpisodeFootprint
 from vla_rl.recipes.training_config import EmbodiedConfig
@@ -99,8 +99,8 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     fraction of the cost, for policies that were taught with it. None: `fast` for the policy that ships, else `exact`."""
 
     assets: str | None = None
-    """Folder of LIBERO's meshes and textures, or stand-ins; none for VLA_RL_LIBERO_ASSETS, the installed LIBERO's own,
-    hf-libero's download or, where there is none of them, the stand-ins that ship."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, stand-ins for the
+    policy that ships, which was trained on them, and LIBERO's own for any other (stand-ins if those are not installed)."""
 
     policy: str = str(BASE_POLICY)
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from; the shipped one half learnt tasks 1, 6
@@ -153,6 +153,11 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
         return quality_for(self.policy, self.quality)
 
     @property
+    def chosen_assets(self) -> str | None:
+        """The assets to look for, as `find_assets` takes them."""
+        return assets_for(self.policy, self.assets)
+
+    @property
     def trained_step_limit(self) -> int | None:
         """Of training episodes; none for each suite's published one."""
         return self.step_limit or (BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None)
@@ -174,7 +179,7 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
             env = libero_env(
                 task.suite,
                 task.task_id,
-                assets=config.assets,
+                assets=config.chosen_assets,
                 image_size=config.picture_size,
                 step_limit=wanted.step_limit,
                 physics=wanted.physics,
@@ -196,7 +201,7 @@ def starts_of(config: LiberoConfig) -> list[TaskStart]:
             "task_id": task.task_id,
             "image_size": config.picture_size,
             "step_limit": config.trained_step_limit,
-            "assets": config.assets,
+            "assets": config.chosen_assets,
             "physics": config.physics,
             "quality": config.pictures,
         }
@@ -236,7 +241,7 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
         print(f"LIBERO's assets are those in {assets.path} ({assets.source})", flush=True)
         if is_base_policy(config.policy) and assets.source != STAND_INS:
             print(
-                "the policy that ships was taught on stand-ins, and knows less of these (--assets stand-ins)",
+                "the policy that ships was trained on stand-ins and does worse on these (--assets stand-ins)",
                 flush=True,
             )
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
@@ -288,6 +293,6 @@ def _limit_in_words(step_limit: int | None) -> str:
 
 def _assets_of(config: LiberoConfig) -> Assets:
     try:
-        return find_assets(config.assets)
+        return find_assets(config.chosen_assets)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error

@@ -1,8 +1,8 @@
 """Watch LIBERO being played: `python -m vla_rl.recipes.watch_libero --suite libero_object --policy expert --video out.mp4`.
 
 Plays episodes with a scripted expert, with random actions or with the policy in a checkpoint folder, prints a table of
-successes and lengths, and writes a video with the instruction and the outcome below each frame. Without LIBERO's own
-assets it plays on the stand-ins that ship with this package.
+successes and lengths, and writes a video with the instruction and the outcome below each frame. It uses the stand-ins that
+ship with this package if LIBERO's own assets are not installed.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from vla_rl.recipes.checkpoints import CheckpointConfig, load_policy
 from vla_rl.recipes.command_line import Command, Launch, run_recipe
 from vla_rl.recipes.evaluation import check_starts, libero_env, libero_episode, play_each, result_of, within_range
 from vla_rl.recipes.evaluation.libero import Suite, require_for_libero, tasks_of
-from vla_rl.recipes.evaluation.pictures import Quality, picture_size_for, quality_for
+from vla_rl.recipes.evaluation.pictures import Quality, assets_for, picture_size_for, quality_for
 from vla_rl.recipes.opening import distinct, open_each
 from vla_rl.rollout import PolicyEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
@@ -73,7 +73,8 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Side of the cameras' pictures in pixels; none for what the checkpoint was taught with, and 224 where none plays."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or stand-ins; none to look for them and, where there are none, take the stand-ins."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, stand-ins for the
+    policy that ships, which was trained on them, and LIBERO's own for any other (stand-ins if those are not installed)."""
 
     physics: Literal["exact", "fast"] = "exact"
     """exact computes robosuite's bits; fast is quicker, the same up to rounding."""
@@ -109,6 +110,11 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     def pictures(self) -> Quality:
         """The quality that is drawn in."""
         return quality_for(self.policy, self.quality) if self.has_checkpoint else self.quality or "exact"
+
+    @property
+    def chosen_assets(self) -> str | None:
+        """The assets to look for, as `find_assets` takes them."""
+        return assets_for(self.policy, self.assets) if self.has_checkpoint else self.assets
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -176,7 +182,7 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
         await _rehearse(config)
         console.print("everything that would be read was found")
         return 0
-    await asyncio.to_thread(find_assets, config.assets)
+    await asyncio.to_thread(find_assets, config.chosen_assets)
     if config.policy == "expert":
         episodes = await _play_expert(config, console)
     else:
@@ -217,7 +223,7 @@ async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
 
 async def _rehearse(config: WatchConfig) -> None:
     """Look at everything that playing would read. Raises: what playing would raise."""
-    await asyncio.to_thread(find_assets, config.assets)
+    await asyncio.to_thread(find_assets, config.chosen_assets)
     if config.has_checkpoint:
         require_for_libero(await asyncio.to_thread(load_policy, config.policy, config, config.device), config.policy)
     specs = [_episode_spec(config, task_id, 0) for task_id in config.tasks]
@@ -228,7 +234,7 @@ def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec
     env = libero_env(
         config.suite,
         task_id,
-        assets=config.assets,
+        assets=config.chosen_assets,
         image_size=config.picture_size,
         step_limit=None,
         physics=config.physics,
@@ -264,7 +270,7 @@ def _env_of(config: WatchConfig, task_id: int) -> LiberoEnv:
     return LiberoEnv(
         config.suite,
         task_id,
-        config.assets,
+        config.chosen_assets,
         image_size=config.picture_size,
         physics=config.physics,
         quality=config.pictures,
@@ -285,7 +291,7 @@ def _print_table(config: WatchConfig, episodes: list[Episode], console: Console)
         table.add_row(task, played[0].instruction, f"{len(lengths)}/{len(played)}", mean)
     console.print(table)
     num_successes = sum(episode.is_success for episode in episodes)
-    source = find_assets(config.assets).source
+    source = find_assets(config.chosen_assets).source
     console.print(
         f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: {config.physics})"
     )

@@ -1,7 +1,9 @@
-"""Which pictures of LIBERO a policy sees where nobody says otherwise: those that it was taught with."""
+"""Which pictures of LIBERO a policy sees unless the command line chooses: those that it was trained with."""
 
+import os
 from typing import Final, Literal, TypeAlias
 
+from vla_rl.envs.libero.assets import ASSETS_VARIABLE, STAND_INS
 from vla_rl.recipes.checkpoints import is_base_policy
 
 Quality: TypeAlias = Literal["exact", "fast"]
@@ -19,3 +21,10 @@ def picture_size_for(checkpoint: str, asked: int | None) -> int:
 def quality_for(checkpoint: str, asked: Quality | None) -> Quality:
     """The quality to draw in."""
     return asked or ("fast" if is_base_policy(checkpoint) else "exact")
+
+
+def assets_for(checkpoint: str, asked: str | None) -> str | None:
+    """The assets to use, as `find_assets` takes them: stand-ins for the policy that ships, which was trained on them."""
+    if asked is None and is_base_policy(checkpoint) and not os.environ.get(ASSETS_VARIABLE):
+        return STAND_INS
+    return asked

@@ -45,7 +45,7 @@ class Starts(Protocol):
     @property
     def pictures(self) -> str: ...
     @property
-    def assets(self) -> str | None: ...
+    def chosen_assets(self) -> str | None: ...
     @property
     def seed(self) -> int: ...
 
@@ -70,7 +70,7 @@ def planned_episodes(starts: Starts, scenes: Literal["same", "published"] = "sam
                 env = libero_env(
                     suite,
                     task_id,
-                    assets=starts.assets,
+                    assets=starts.chosen_assets,
                     image_size=starts.picture_size,
                     step_limit=starts.step_limit,
                     physics=starts.physics,
