@@ -19,7 +19,7 @@ from vla_rl.recipes.record_demonstrations import RecordConfig, folder_of, note_s
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"suite": "libero_90"}, "suite is 'libero_90', expected one of libero_object, libero_spatial"),
+        ({"suite": "libero_91"}, "suite is 'libero_91', expected one of libero_spatial, libero_object"),
         ({"init_state_ids": (-1,)}, "expected numbers from 0 to 2147483647, at least one, or none"),
         ({"task_ids": (1, 99)}, "task_id is 99, expected 0 to 9: libero_object has 10 tasks"),
         ({"scene_seeds": ()}, "expected at least one seed"),

@@ -20,8 +20,8 @@ from rich.progress import Progress
 
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import Assets, find_assets
-from vla_rl.envs.libero.demonstrations import record_demonstration
-from vla_rl.envs.libero.tasks import NUM_STARTS
+from vla_rl.envs.libero.demonstrations import Demonstration, record_demonstration
+from vla_rl.envs.libero.tasks import NUM_STARTS, SUITES
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.recipes.command_line import Command, Launch, parse_command
 from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
@@ -29,8 +29,6 @@ from vla_rl.recipes.evaluation.libero import check_starts, libero_env
 from vla_rl.recipes.opening import open_each
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config, EnvSpec, derive_seed
-
-PLAYED_SUITES = ("libero_object", "libero_spatial", "libero_goal", "libero_10")
 
 
 class RecordConfig(Config, frozen=True, kw_only=True):
@@ -40,7 +38,8 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Folder to write into."""
 
     suite: str = "libero_object"
-    """Suite of the tasks; the experts solve nearly all of libero_object, libero_spatial and libero_goal."""
+    """Suite of the tasks. The experts solve nearly all of libero_object, libero_spatial and libero_goal, and most of
+    libero_10 and libero_90; docs/libero_experts.md has a table of every task."""
 
     task_ids: tuple[int, ...] = (1,)
     """Which tasks of the suite."""
@@ -84,7 +83,7 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Processes that record tasks side by side."""
 
     def __post_init__(self) -> None:
-        self.require(self.suite in PLAYED_SUITES, "suite", f"one of {', '.join(PLAYED_SUITES)}, which the experts play")
+        self.require(self.suite in SUITES, "suite", f"one of {', '.join(SUITES)}, which the experts play")
         self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
         self.require(len(self.scene_seeds) > 0, "scene_seeds", "at least one seed")
         self.require(min(self.scene_seeds) >= 0, "scene_seeds", "seeds >= 0")
@@ -148,6 +147,7 @@ def record_task(config: RecordConfig, task_id: int) -> int:
     Raises: `RuntimeError` if more than half of the episodes failed.
     """
     num_played = num_recorded = 0
+    obstacle: str | None = None
     shares = np.array_split(np.arange(config.num), len(config.scene_seeds))
     for scene_seed, share in zip(config.scene_seeds, shares, strict=True):
         env = LiberoEnv(
@@ -162,8 +162,17 @@ def record_task(config: RecordConfig, task_id: int) -> int:
         )
         try:
             while share.size and num_recorded <= share[-1]:
-                num_recorded += _record_one(config, env, num_played, num_recorded)
+                if num_played > 2 * config.num + 10:
+                    raise RuntimeError(
+                        f"only {num_recorded} of {num_played} episodes of {env.task.key} succeeded: "
+                        f"{obstacle or 'lower noise, or choose other tasks'}."
+                    )
+                demonstration = _play_one(config, env, num_played)
                 num_played += 1
+                if demonstration.is_success:
+                    demonstration.save(folder_of(config, task_id) / f"{num_recorded:04d}.npz")
+                    num_recorded += 1
+                obstacle = demonstration.obstacle
         finally:
             env.close()
     return num_played
@@ -182,16 +191,11 @@ def _env_of(config: RecordConfig, task_id: int) -> EnvSpec:
     )
 
 
-def _record_one(config: RecordConfig, env: LiberoEnv, num_played: int, num_recorded: int) -> bool:
-    """Play one episode and save it if it succeeded; says whether it did."""
-    if num_played > 2 * config.num + 10:
-        raise RuntimeError(f"only {num_recorded} of {num_played} episodes of {env.task.key} succeeded; lower noise.")
+def _play_one(config: RecordConfig, env: LiberoEnv, number: int) -> Demonstration:
+    """Play the episode of this number, which fixes its start and its noise."""
     starts = config.init_state_ids or tuple(range(config.num_init_states))
-    seed = derive_seed(config.seed, env.task.task_id, num_played)
-    demonstration = record_demonstration(env, starts[num_played % len(starts)], config.noise, seed)
-    if demonstration.is_success:
-        demonstration.save(folder_of(config, env.task.task_id) / f"{num_recorded:04d}.npz")
-    return demonstration.is_success
+    seed = derive_seed(config.seed, env.task.task_id, number)
+    return record_demonstration(env, starts[number % len(starts)], config.noise, seed)
 
 
 def main(command: Command[Launch, RecordConfig]) -> int:

@@ -133,6 +133,9 @@ class Episode(msgspec.Struct, frozen=True):
     frames: list[np.ndarray]
     """uint8 [S, S, 3] each, before the first control step and after every one; empty without a video."""
 
+    obstacle: str | None = None
+    """Why an expert stood still at the end, if it did."""
+
 
 def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode:
     """Let the scripted expert, which sees the hidden state and so plays in this process, play one episode to its end."""
@@ -147,7 +150,7 @@ def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode
             frames.append(observation["image"])
         is_over = terminated or truncated
     success, num_steps = bool(info["is_success"]), int(info["num_steps"])
-    return Episode(env.task.key, env.task.instruction, init_state_id, success, num_steps, frames)
+    return Episode(env.task.key, env.task.instruction, init_state_id, success, num_steps, frames, expert.obstacle)
 
 
 class RandomActions:
@@ -279,7 +282,10 @@ def _env_of(config: WatchConfig, task_id: int) -> LiberoEnv:
 
 def _report(episode: Episode, console: Console) -> None:
     outcome = "success" if episode.is_success else "failure"
-    console.print(f"{episode.task} from {episode.init_state_id}: {outcome} after {episode.num_steps} control steps")
+    reason = "" if episode.is_success or episode.obstacle is None else f": {episode.obstacle}"
+    console.print(
+        f"{episode.task} from {episode.init_state_id}: {outcome} after {episode.num_steps} control steps{reason}"
+    )
 
 
 def _print_table(config: WatchConfig, episodes: list[Episode], console: Console) -> None:

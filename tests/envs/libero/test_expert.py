@@ -5,9 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero import LiberoEnv
+from vla_rl.envs.libero import LiberoEnv, find_task
+from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.demonstrations import CorrelatedNoise, record_demonstration
-from vla_rl.envs.libero.experts import Expert
+from vla_rl.envs.libero.experts import Expert, grasps
+from vla_rl.envs.libero.init_states import read_init_states
+from vla_rl.envs.libero.scene import Scene
 
 
 def test_the_expert_puts_the_cream_cheese_into_the_basket_in_spite_of_noise(object_env: LiberoEnv) -> None:
@@ -23,6 +26,31 @@ def test_the_expert_puts_the_cream_cheese_into_the_basket_in_spite_of_noise(obje
     assert terminated
     assert info["is_success"]
     assert 60 < info["num_steps"] < 200
+
+
+def test_an_expert_without_a_grasp_stands_still_and_says_why(
+    object_env: LiberoEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grasps, "MAX_WIDTH_M", 0.01)  # the cream cheese is a box of 36 by 56 by 15 mm
+    object_env.reset(options={"init_state_id": 7})
+    expert = Expert(object_env.scene)
+    assert expert.obstacle is None
+    np.testing.assert_array_equal(expert.act(), [0, 0, 0, 0, 0, 0, -1])
+    assert str(expert.obstacle).startswith("cream_cheese_1 cannot be grasped from above as it lies: it is wider than ")
+    expert.begin()
+    assert expert.obstacle is None
+
+
+def test_an_expert_says_that_it_cannot_put_a_mug_under_the_roof_of_a_microwave() -> None:
+    task = find_task("libero_10", 9)
+    scene = Scene(task, find_assets("stand-ins").path, scene_seed=0)
+    try:
+        scene.begin(read_init_states(task.init_states_file)[0])
+        expert = Expert(scene)
+        expert.act()
+        assert expert.obstacle == "microwave_1_heating_region has a roof, and no program puts things in from the side"
+    finally:
+        scene.close()
 
 
 def test_a_demonstration_holds_what_was_seen_before_each_action_and_the_clean_action(

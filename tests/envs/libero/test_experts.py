@@ -18,6 +18,7 @@ EPISODES = [
     ("libero_goal", 0, 0),
     ("libero_goal", 7, 0),
     ("libero_goal", 9, 0),
+    ("libero_90", 33, 2),
 ]
 SLOW_EPISODES = [("libero_spatial", 4, 0), ("libero_goal", 8, 0), ("libero_10", 2, 0)]
 REAL_EPISODES = [*EPISODES[:3], ("libero_goal", 3, 0)]

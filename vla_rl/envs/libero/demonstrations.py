@@ -38,6 +38,9 @@ class Demonstration(msgspec.Struct, frozen=True):
 
     is_success: bool
 
+    obstacle: str | None = None
+    """Why the expert stood still at the end of an episode that failed, if it knows; not saved."""
+
     def save(self, path: Path) -> None:
         """Write a compressed `.npz` without any pickled object; it appears whole or not at all."""
         arrays: dict[str, Any] = {
@@ -101,4 +104,5 @@ def record_demonstration(env: LiberoEnv, init_state_id: int, noise: float = 0.0,
         scene_seed=info["scene_seed"],
         physics=info["physics"],
         is_success=terminated,
+        obstacle=expert.obstacle,
     )

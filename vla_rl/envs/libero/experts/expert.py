@@ -2,13 +2,18 @@
 
 import numpy as np
 
+from vla_rl.envs.libero.experts.doors import close_door
 from vla_rl.envs.libero.experts.drawers import Drawer, close_drawer, is_shut_drawer, open_drawer
-from vla_rl.envs.libero.experts.goals import Goal, goals_of
+from vla_rl.envs.libero.experts.goals import Goal, UnreachableError, goals_of
 from vla_rl.envs.libero.experts.hand import OPEN, Hand, Motion
 from vla_rl.envs.libero.experts.knobs import turn_knob
 from vla_rl.envs.libero.experts.pick_and_place import pick_and_place
+from vla_rl.envs.libero.experts.places import is_roofed
 from vla_rl.envs.libero.experts.pushing import is_pushed, make_room, push
 from vla_rl.envs.libero.scene import Scene
+
+_WAIT_STEPS = 10
+"""How long the expert stands still before it looks again: what cannot be grasped may still be moving."""
 
 
 class Expert:
@@ -16,26 +21,37 @@ class Expert:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        self._obstacle: str | None = None
         self.begin()
 
     def begin(self) -> None:
         """Start over; the next `act` plans from the scene as it is then."""
-        self._motion = _play(self._scene)
+        self._obstacle = None
+        self._motion = self._play()
 
     def act(self) -> np.ndarray:
         """The action for the scene as it is now, float32 [7]."""
         return next(self._motion)
 
+    @property
+    def obstacle(self) -> str | None:
+        """Reason why the expert stands still though its task is not done, such as an object without a grasp; else None."""
+        return self._obstacle
 
-def _play(scene: Scene) -> Motion:
-    """Reach one unmet goal after the other, and stay once all are met."""
-    hand, goals = Hand(scene), goals_of(scene)
-    while True:
-        unmet = next((goal for goal in goals if not goal.is_met(scene)), None)
-        if unmet is None:
-            yield from hand.hold(OPEN, 1)
-        else:
-            yield from _reach(scene, hand, unmet, is_shared=[goal.place for goal in goals].count(unmet.place) > 1)
+    def _play(self) -> Motion:
+        """Reach one unmet goal after the other, and stay once all are met."""
+        scene, hand, goals = self._scene, Hand(self._scene), goals_of(self._scene)
+        while True:
+            unmet = next((goal for goal in goals if not goal.is_met(scene)), None)
+            if unmet is None:
+                yield from hand.hold(OPEN, 1)
+                continue
+            try:
+                yield from _reach(scene, hand, unmet, is_shared=[goal.place for goal in goals].count(unmet.place) > 1)
+                self._obstacle = None
+            except UnreachableError as error:
+                self._obstacle = str(error)
+                yield from hand.hold(OPEN, _WAIT_STEPS)
 
 
 def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
@@ -45,11 +61,15 @@ def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
             return push(scene, hand, goal.subject, goal.place)
         if is_shut_drawer(scene, goal.place):
             return _open_for(scene, hand, goal.subject, goal.place)
+        if goal.predicate == "in" and is_roofed(scene, goal.place):
+            raise UnreachableError(f"{goal.place} has a roof, and no program puts things in from the side")
         return pick_and_place(scene, hand, goal.subject, goal.place, is_shared)
     if goal.predicate in ("turnon", "turnoff"):
         return turn_knob(scene, hand, goal)
     if goal.subject not in scene.domain.object_sites_dict:
-        return hand.hold(OPEN, 1)  # a hinged door, such as a microwave's: no program for it
+        if goal.predicate == "close":
+            return close_door(scene, hand, goal.subject)
+        raise UnreachableError(f"no program opens a hinged door, such as that of {goal.subject}")
     return (open_drawer if goal.predicate == "open" else close_drawer)(scene, hand, goal.subject)
 
 

@@ -7,6 +7,10 @@ from vla_rl.envs.libero.scene import Scene
 _ORDER = {"turnon": 0, "turnoff": 0, "open": 1, "on": 2, "in": 2, "close": 3}
 
 
+class UnreachableError(Exception):
+    """The programs cannot reach a goal from the scene as it is; the message says why."""
+
+
 class Goal(NamedTuple):
     """One condition of a task's goal."""
 

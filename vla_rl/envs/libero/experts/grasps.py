@@ -12,7 +12,10 @@ import numpy as np
 
 from vla_rl.envs.libero.experts.clearance import FINGER_BELOW_M, PALM_ABOVE_M, lowest_height
 
-MAX_WIDTH_M = 0.074
+MAX_WIDTH_M = 0.0775
+"""Widest object that the fingers close on; open, they are 80 mm apart, and LIBERO's moka pot is 75.9 mm wide."""
+
+_TIGHT_M = 0.074
 _MAX_WALL_M = 0.03
 _HOLLOW_M = 0.018
 _YAWS = np.linspace(0.0, np.pi, 36, endpoint=False)
@@ -39,6 +42,11 @@ class Grasp(NamedTuple):
 
     is_on_wall: bool = False
     """The fingers hold the wall of something hollow, not the whole of it."""
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether fingers that come down a centimetre beside the right place would land on the object."""
+        return self.is_on_wall or self.width_m > _TIGHT_M
 
 
 def pinch_grasps(corners: np.ndarray) -> list[Grasp]:

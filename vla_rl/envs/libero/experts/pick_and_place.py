@@ -6,7 +6,8 @@ import numpy as np
 
 from vla_rl.envs.libero.experts.clearance import highest_between, lowest_height
 from vla_rl.envs.libero.experts.geometry import box_corners, obstacle_points, origin, root_body, surface_points
-from vla_rl.envs.libero.experts.grasps import Grasp, choose_grasp, pinch_grasps, rim_grasps
+from vla_rl.envs.libero.experts.goals import UnreachableError
+from vla_rl.envs.libero.experts.grasps import MAX_WIDTH_M, Grasp, choose_grasp, pinch_grasps, rim_grasps
 from vla_rl.envs.libero.experts.hand import CLOSE, OPEN, Hand, Motion, nearest_turn, pointing_down
 from vla_rl.envs.libero.experts.places import Spot, choose_spot
 from vla_rl.envs.libero.scene import Scene
@@ -16,8 +17,9 @@ _CLOSE_STEPS, _OPEN_STEPS = 10, 10
 _GENTLY, _GENTLE_SPEED, _GENTLE_STEPS = np.array([0.0, 0.0, 0.03]), 0.4, 10
 """The first part of lifting something by its wall, and how fast: a jerk would pull the wall out of the fingers."""
 
-_TOLERANCE_M, _WALL_TOLERANCE_M = 0.015, 0.004
-"""How near above an object the hand has to be before it comes down; a finger has to go inside of a wall."""
+_TOLERANCE_M, _TIGHT_TOLERANCE_M = 0.015, 0.004
+"""How near above an object the hand has to be before it comes down. Tight: a finger has to go inside of a wall, or past the
+sides of something nearly as wide as the open hand."""
 
 _SLIPPED_M = 0.04
 _ABOVE_SUPPORT_M = 0.004
@@ -46,11 +48,8 @@ def pick_and_place(scene: Scene, hand: Hand, name: str, place: str, is_shared: b
 def pick_and_put(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
     """Pick `name` up, put its origin to `spot`, and rise; without success the hand is left open above the object."""
     held = _plan(scene, hand, name, spot)
-    if held is None:
-        yield from hand.hold(OPEN, _OPEN_STEPS)
-        return
     rotation = nearest_turn(pointing_down(held.grasp.yaw), hand.rotation)
-    tolerance_m = _WALL_TOLERANCE_M if held.grasp.is_on_wall else _TOLERANCE_M
+    tolerance_m = _TIGHT_TOLERANCE_M if held.grasp.is_tight else _TOLERANCE_M
     yield from approach(scene, hand, held.grasp.position, rotation, tolerance_m=tolerance_m)
     yield from hand.go(held.grasp.position, rotation, OPEN, tolerance_m=0.006, max_steps=30)
     yield from hand.hold(CLOSE, _CLOSE_STEPS)
@@ -100,8 +99,8 @@ def approach(
     yield from hand.go(np.array([*position[:2], height]), rotation, gripper, tolerance_m=tolerance_m, max_steps=60)
 
 
-def _plan(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held | None:
-    """Choose the grasp; None where the object cannot be grasped from above, even if it stood alone: it has tipped over."""
+def _plan(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held:
+    """Choose the grasp. Raises: `UnreachableError` if the object could not be grasped from above even if it stood alone."""
     body = root_body(scene, name)
     corners, points = box_corners(scene, body), surface_points(scene, [body])
     others = obstacle_points(scene, without={name})
@@ -115,7 +114,10 @@ def _plan(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held | None:
     grasps = [*pinch_grasps(corners), *rim_grasps(points)]
     grasp = choose_grasp(grasps, others, hand.yaw, drop_m) or choose_grasp(grasps, np.empty((0, 3)), hand.yaw, drop_m)
     if grasp is None:
-        return None
+        raise UnreachableError(
+            f"{name} cannot be grasped from above as it lies: it is wider than {1000 * MAX_WIDTH_M:.1f} mm on every side "
+            "and has no wall that the fingers fit around"
+        )
     radius = float(np.linalg.norm(points[:, :2] - where[:2], axis=1).max())
     return _Held(grasp, grasp.position - where, float(grasp.position[2] - bottom), radius)
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_rl.envs.libero.experts.geometry import obstacle_points, origin
+from vla_rl.envs.libero.experts.geometry import obstacle_points, origin, root_body, surface_points
 from vla_rl.envs.libero.scene import Scene
 
 _SHARES = (0.0, -0.4, 0.4, -0.8, 0.8)
@@ -48,6 +48,16 @@ def choose_spot(scene: Scene, name: str, place: str, radius_m: float, is_shared:
                 best = cost, Spot(xy, _support(below, xy, floor))
     assert best is not None
     return best[1]
+
+
+def is_roofed(scene: Scene, place: str) -> bool:
+    """True if the region `place` is inside something that covers it, such as a microwave or the lower board of a shelf."""
+    owner = owner_of(scene, place)
+    if owner is None:
+        return False
+    middle = origin(scene, place)
+    top = middle[2] + half_height(scene, place)
+    return bool(_support(surface_points(scene, [root_body(scene, owner)]), middle[:2], top) > top)
 
 
 def owner_of(scene: Scene, place: str) -> str | None:
