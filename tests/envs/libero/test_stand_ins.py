@@ -15,6 +15,7 @@ import vla_rl
 from vla_rl.envs.libero import Task, find_task, list_tasks
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.envs.libero.env import IDLE_ACTION
+from vla_rl.envs.libero.experts.grasps import MAX_WIDTH_M
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.probe import probe_physics
 from vla_rl.envs.libero.scene import Scene
@@ -127,6 +128,20 @@ def test_what_is_seen_lies_where_it_is_touched(item: Item) -> None:
     spare = 0.017 if item.name in ("moka_pot", "wooden_cabinet", "white_cabinet") else 0.011
     assert np.abs(low - seen_low).max() < spare
     assert np.abs(high - seen_high).max() < spare
+
+
+def test_the_moka_pot_is_as_wide_as_liberos_own_so_it_just_fits_between_the_fingers() -> None:
+    mujoco, model = load_simulator().mujoco, _model(ITEMS["moka_pot"])
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
+    touched = np.flatnonzero(model.geom_group == 0)
+    corners = [data.geom_xpos[g] + (model.geom_size[g] * signs) @ data.geom_xmat[g].reshape(3, 3).T for g in touched]
+    yaws = np.radians(np.arange(180))
+    along = np.concatenate(corners)[:, :2] @ np.stack([np.cos(yaws), np.sin(yaws)])
+    narrowest_m = float(np.ptp(along, axis=0).min())
+    assert narrowest_m == pytest.approx(0.0759, abs=0.0005)  # LIBERO's own, measured in the same way
+    assert narrowest_m < MAX_WIDTH_M < 0.08  # the fingers open to 80 mm
 
 
 @pytest.mark.parametrize(

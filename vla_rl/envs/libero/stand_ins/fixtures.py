@@ -27,8 +27,8 @@ _BLACK, _STEEL = "#1d1d1f", "#b9bdc2"
 def fixtures() -> tuple[Item, ...]:
     """All of them."""
     return (
-        _cabinet("wooden_cabinet", "#8a5a33", "#a9713f", "#3a3a3c"),
-        _cabinet("white_cabinet", "#dcdcd8", "#f2f2ee", "#8f9499"),
+        _cabinet("wooden_cabinet", "#3a332c", "#3c342e", "#676767"),
+        _cabinet("white_cabinet", "#f0edee", "#ebe9ea", "#676767"),
         _stove(),
         _microwave(),
         _wine_rack(),
@@ -84,17 +84,17 @@ def _drawer(level: str, height: float, front: str, handle: str) -> Part:
 def _stove() -> Item:
     """A plate of 190 mm with a burner, and beside it a knob whose ridge is thin enough to be gripped."""
     rings = tuple(
-        turned([(r, 0.0250), (r, 0.0268), (r - 0.004, 0.0268), (r - 0.004, 0.0250)], "#3a3b3f", 20)
+        turned([(r, 0.0250), (r, 0.0268), (r - 0.004, 0.0268), (r - 0.004, 0.0250)], "#4a4a4a", 20)
         for r in (0.030, 0.048, 0.066)
     )
-    disc = replace(turned([(0.0700, 0.0252), (0, 0.0256)], _BLACK, 20), name="burner")
+    disc = replace(turned([(0.0700, 0.0252), (0, 0.0256)], "#787878", 20), name="burner")
     burner = Part(
         "burner",
         (
-            paint((0.1900, 0.1900, 0.0400), (0.0, 0.0, 0.0), "#3c3e43", name="base_vis"),
+            paint((0.1900, 0.1900, 0.0400), (0.0, 0.0, 0.0), "#fdfbf8", name="base_vis"),
             Geom("box", (0.0950, 0.0950, 0.0200), name="base"),
             Geom("box", (0.0950, 0.0950, 0.0005), (0.0, 0.0, 0.0250), name="collision_burner"),
-            paint((0.1860, 0.1860, 0.0040), (0.0, 0.0, 0.0220), "#55575d"),
+            paint((0.1860, 0.1860, 0.0040), (0.0, 0.0, 0.0220), "#fdfbf8"),
         ),
         (
             Site("cook_region", (0.0, 0.0, 0.0), (0.075, 0.075, 0.0025)),
@@ -108,7 +108,7 @@ def _stove() -> Item:
         (
             *octagon(0.0960, 0.0004, 0.0128),
             touch((0.0240, 0.0920, 0.0380), (0.0012, 0.0060, 0.0310)),
-            turned([(0, 0.0), (0.0490, 0.0), (0.0470, 0.0130), (0, 0.0130)], "#2b2c30", 20),
+            turned([(0, 0.0), (0.0490, 0.0), (0.0470, 0.0130), (0, 0.0130)], "#1a1a1a", 20),
             paint((0.0240, 0.0920, 0.0370), (0.0012, 0.0060, 0.0315), _BLACK),
             paint((0.0050, 0.0300, 0.0006), (0.0012, 0.0330, 0.0502), "#f4f4f0"),
         ),
@@ -123,7 +123,7 @@ def _stove() -> Item:
 
 def _microwave() -> Item:
     """An oven of 330 by 195 by 220 mm; its door is hinged on the left and swings open by 120 degrees."""
-    shell, inner = "#d4d6d8", "#8d9094"
+    shell, inner = "#464646", "#4c4e50"
     case = (
         *block((0.3300, 0.1900, 0.0340), (0.0150, 0.0100, -0.0030), shell),
         *block((0.3300, 0.1900, 0.0200), (0.0150, 0.0100, 0.1900), shell),
@@ -145,8 +145,8 @@ def _microwave() -> Item:
     door = Part(
         "microdoorroot",
         (
-            *block((0.2740, 0.0120, 0.1960), (0.1380, -0.0075, 0.0980), "#c9cbce"),
-            paint((0.1960, 0.0130, 0.1200), (0.1280, -0.0075, 0.1000), "#24262a"),
+            *block((0.2740, 0.0120, 0.1960), (0.1380, -0.0075, 0.0980), "#96928c"),
+            paint((0.1960, 0.0130, 0.1200), (0.1280, -0.0075, 0.1000), "#34363a"),
             *block((0.0140, 0.0140, 0.1300), (0.2540, -0.0340, 0.1000), _STEEL),
             *block((0.0140, 0.0180, 0.0120), (0.2540, -0.0210, 0.1580), _STEEL),
             *block((0.0140, 0.0180, 0.0120), (0.2540, -0.0210, 0.0420), _STEEL),
@@ -162,12 +162,13 @@ def _microwave() -> Item:
 
 def _wine_rack() -> Item:
     """Two shelves of 269 by 158 mm, tilted by 31 degrees on a post; the bottle lies on the upper one."""
-    tilt, board, dark = about_x(math.radians(31.3)), "#d0a56c", "#6b3d24"
+    tilt, board, dark = about_x(math.radians(31.3)), "#e6bd92", "#551a08"
     geoms = (
         *block((0.2688, 0.1579, 0.0090), (0.0, -0.0061, 0.2512), board, tilt, "wood"),
         *block((0.2688, 0.1579, 0.0090), (0.0, -0.0427, 0.1273), board, tilt, "wood"),
-        *block((0.2644, 0.0030, 0.0190), (0.0, -0.0752, 0.2212), "#3f6f9a", tilt),
-        *block((0.2644, 0.0030, 0.0190), (0.0, -0.1118, 0.0973), "#3f6f9a", tilt),
+        # the stoppers are clear as glass in LIBERO's own, so they are not seen here
+        touch((0.2644, 0.0030, 0.0190), (0.0, -0.0752, 0.2212), tilt),
+        touch((0.2644, 0.0030, 0.0190), (0.0, -0.1118, 0.0973), tilt),
         *block((0.1800, 0.2580, 0.0100), (0.0, 0.0020, 0.0030), dark, material="wood"),
         *block((0.0152, 0.0181, 0.3160), (0.0, 0.0089, 0.1660), dark, about_x(math.radians(-15.8)), "wood"),
     )

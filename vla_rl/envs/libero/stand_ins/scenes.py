@@ -76,7 +76,7 @@ def _skirting() -> Geoms:
 def _work_table() -> Part:
     """LIBERO moves it, and sets its size and that of its legs."""
     half = (0.4, 0.4, 0.4)
-    legs = tuple(Geom("cylinder", (0.05, 0.1), color="#8f9499", name=f"table_leg{i}_visual") for i in range(1, 5))
+    legs = tuple(Geom("cylinder", (0.05, 0.1), color="#c6b4a2", name=f"table_leg{i}_visual") for i in range(1, 5))
     geoms = (
         Geom("box", half, name="table_collision"),
         Geom("box", half, color="#ffffff", material="table_texture", name="table_visual"),
@@ -101,11 +101,11 @@ def _table(name: str, size: Vector, center: tuple[float, float], top: float, leg
 
 
 def _low_table() -> Part:
-    return _table("living_room_table", (0.70, 1.60, 0.030), (0.0, 0.0), 0.43, "#4a3222", "#c9a27c")
+    return _table("living_room_table", (0.70, 1.60, 0.030), (0.0, 0.0), 0.43, "#4a3222", "#624c44")
 
 
 def _desk() -> Part:
-    return _table("study_table", (1.00, 1.20, 0.050), (-0.2, 0.0), 0.867, "#3a3a3c", "#e8d3b4")
+    return _table("study_table", (1.00, 1.20, 0.050), (-0.2, 0.0), 0.867, "#3a3a3c", "#ac8857")
 
 
 def _counter() -> Geoms:

@@ -6,6 +6,7 @@ from vla_rl.envs.libero.stand_ins.model import Item, Material, Part, Reach
 from vla_rl.envs.libero.stand_ins.model import Site as Place
 from vla_rl.envs.libero.stand_ins.shapes import (
     Geoms,
+    about_x,
     about_y,
     about_z,
     block,
@@ -31,7 +32,7 @@ def tableware() -> tuple[Item, ...]:
         _modelled("porcelain_mug", 0.060, _mug(0.0340, 0.0800, "#f7f7f4", "#eceae4", "#f7f7f4")),
         _modelled("red_coffee_mug", 0.060, _mug(0.0335, 0.0850, "#b81f24", "#f0e9e0", "#b81f24")),
         _modelled("white_yellow_mug", 0.060, _mug(0.0345, 0.0760, "#f7f7f4", "#f0c02f", "#f0c02f")),
-        _modelled("moka_pot", 0.090, _moka_pot()),
+        _modelled("moka_pot", 0.131, _moka_pot()),
         _modelled("wine_bottle", 0.051, _wine_bottle()),
         _modelled("black_book", 0.060, _book()),
     )
@@ -56,7 +57,7 @@ def _bowl() -> Geoms:
         *ring((0.0300, 0.0040), (0.0410, 0.0175), 0.0020, 8),
         *ring((0.0410, 0.0165), (0.0485, 0.0345), 0.0026, 8),
         *ring((0.0488, 0.0335), (0.0524, 0.0521), 0.0034, 12),
-        turned(outside + inside, "#2b2b30", 20),
+        turned(outside + inside, "#aeb0ac", 20),
     )
 
 
@@ -70,8 +71,8 @@ def _plate() -> Geoms:
     return (
         *octagon(0.0600, -0.0025, 0.0060),
         *ring((0.0314, -0.0020), (0.0670, 0.0117), 0.0050, 8),
-        turned(outside + inside, "#f5f4ef", 20),
-        turned([(0.0630, 0.0158), (0.0540, 0.0127)], "#3b6fa8", 20),
+        turned(outside + inside, "#dcd8d4", 20),
+        turned([(0.0630, 0.0158), (0.0540, 0.0127)], "#a35d52", 20),
     )
 
 
@@ -158,26 +159,26 @@ def _mug(radius: float, height: float, outside: str, inside: str, grip: str) -> 
 
 
 def _moka_pot() -> Geoms:
-    """An eight-sided coffee pot, 150 mm high, with its handle towards x and its spout towards -x."""
-    boiler = [(0, 0.0), (0.0370, 0.0), (0.0330, 0.0560), (0, 0.0560)]
-    jug = [(0, 0.0640), (0.0280, 0.0640), (0.0350, 0.1240), (0, 0.1240)]
-    lid = [(0, 0.1240), (0.0345, 0.1240), (0.0080, 0.1360), (0, 0.1360)]
-    side = about_z(math.pi / 8)
-    painted = (
-        turned(boiler, "#b9bdc2", 8),
-        turned([(0.0345, 0.0540), (0.0345, 0.0660)], "#8f9499", 8),
-        turned(jug, "#c4c8cc", 8),
-        turned(lid, "#aeb3b8", 8),
-    )
+    """An eight-sided coffee pot, 153 mm high, its origin at half its height, its handle towards y.
+
+    Where it is narrowest it is 75.6 mm wide (LIBERO's own: 75.9), so an open hand has 2 mm to spare on each side.
+    """
+    boiler = [(0, -0.0670), (0.0400, -0.0670), (0.0355, -0.0120), (0, -0.0120)]
+    jug = [(0, 0.0020), (0.0345, 0.0020), (0.0396, 0.0620), (0, 0.0620)]
+    lid = [(0, 0.0620), (0.0390, 0.0620), (0.0090, 0.0700), (0, 0.0700)]
+    turn = about_z(math.pi / 8)
     return (
-        *octagon(0.0660, 0.0004, 0.0600),
-        *octagon(0.0600, 0.0600, 0.1250),
-        touch((0.0240, 0.0240, 0.0230), (0.0, 0.0, 0.1360)),
-        *moved(painted, turn=side),
-        turned([(0, 0.1360), (0.0080, 0.1360), (0.0090, 0.1480), (0, 0.1490)], "#1d1d1f", 12),
-        *block((0.0330, 0.0130, 0.0110), (0.0440, 0.0, 0.1160), "#1d1d1f"),
-        *block((0.0120, 0.0130, 0.0560), (0.0590, 0.0, 0.0880), "#1d1d1f"),
-        paint((0.0180, 0.0140, 0.0160), (-0.0360, 0.0, 0.1150), "#c4c8cc", about_y(math.radians(35))),
+        *moved(octagon(0.0743, -0.0661, 0.0670), turn=turn),
+        touch((0.0320, 0.0180, 0.0400), (0.0, -0.0460, 0.0430)),
+        touch((0.0110, 0.0120, 0.0230), (0.0, 0.0, 0.0740)),
+        *moved((turned(boiler, "#dedad8", 8),), turn=turn),
+        turned([(0.0320, -0.0125), (0.0320, 0.0025)], "#c2bebc", 8),
+        turned(jug, "#e6e2e0", 8),
+        turned(lid, "#dedad8", 8),
+        paint((0.0200, 0.0300, 0.0180), (0.0, -0.0420, 0.0470), "#e6e2e0", about_x(math.radians(-30))),
+        turned([(0, 0.0690), (0.0050, 0.0700), (0.0079, 0.0870), (0, 0.0870)], "#1e1e1e", 12),
+        *block((0.0131, 0.0340, 0.0140), (0.0, 0.0530, 0.0550), "#1e1e1e"),
+        *block((0.0131, 0.0150, 0.0740), (0.0, 0.0775, 0.0240), "#1e1e1e", about_x(math.radians(-12))),
     )
 
 

@@ -24,7 +24,7 @@ def textures() -> dict[str, bytes]:
         "yellow_linen_wall_texture.png": _png(64, "#d8c58c", "#eadcae", _weave(64, seed=5)),
         "wood.png": _png(96, "#b8b2aa", "#ffffff", _grain(96, seed=6)),
         "wicker.png": _png(32, "#8a8276", "#ffffff", _wicker(32)),
-        "table.png": _png(96, "#9c6b3d", "#cf9d68", _planks(96, 4, seed=7)),
+        "table.png": _png(96, "#d5c0aa", "#f8e6d2", _planks(96, 4, seed=7)),
     }
 
 
