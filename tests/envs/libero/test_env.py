@@ -39,7 +39,8 @@ def test_a_used_environment_and_one_in_another_process_play_the_same_episode(
     ours = _play(object_env, rows)
     stdout, stderr = fresh.communicate()
     assert fresh.returncode == 0, stderr
-    theirs = np.load(actions.with_name("fresh.npz"))
+    with np.load(actions.with_name("fresh.npz")) as saved:
+        theirs = dict(saved)
     np.testing.assert_array_equal([o["state"] for o in ours], theirs["state"])
     np.testing.assert_array_equal([o["image"] for o in ours], theirs["image"])
     np.testing.assert_array_equal(object_env.scene.get_state()["physics"], theirs["physics"])

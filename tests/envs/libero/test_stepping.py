@@ -145,7 +145,8 @@ def test_a_forked_child_takes_the_prepared_scene_and_plays_the_same_episode(
     stdout, stderr = forked.communicate()
     assert forked.returncode == 0, stderr
     assert stdout.strip() == "graphics=[] num_threads=1 child=0"
-    theirs = np.load(actions.with_name("forked.npz"))
+    with np.load(actions.with_name("forked.npz")) as saved:
+        theirs = dict(saved)
     np.testing.assert_array_equal([o["state"] for o in ours], theirs["state"])
     np.testing.assert_array_equal([o["image"] for o in ours], theirs["image"])
     assert theirs["is_kept"]
