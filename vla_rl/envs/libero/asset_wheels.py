@@ -1,6 +1,6 @@
 """LIBERO's own assets as installed packages: five wheels that share one folder, found by their metadata.
 
-The wheels hold data only; nothing of them is imported. `requirements/libero-assets.txt` has the same pins.
+The wheels hold data only; nothing of them is imported. `vla_rl/requirements/libero-assets.txt` has the same pins.
 """
 
 import importlib.metadata
