@@ -14,6 +14,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "installing": set(),
     "tracebacks": {"errors"},
     "torchvision_operators": set(),
+    "renamed": set(),
     "types": {"errors"},
     "graph": {"types", "errors"},
     "actors": {"types", "errors", "tracebacks"},
@@ -21,16 +22,30 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rollout": {"types", "errors", "actors"},
     "simulation": {"types", "errors", "actors"},
     "observe": {"types", "errors", "actors", "graph"},
-    "engines": {"types", "errors", "installing", "actors", "algorithms", "rollout"},
+    "engines": {"types", "errors", "installing", "renamed", "actors", "rollout"},
+    "learning": {"types", "errors", "actors", "algorithms", "engines"},
     "sandbox": {"types", "errors", "actors"},
     "scoring": {"types", "errors", "sandbox"},
     "envs": {"types", "errors", "installing", "actors", "data", "sandbox", "scoring", "simulation"},
-    "models": {"types", "errors", "algorithms", "engines"},
+    "models": {"types", "errors", "algorithms", "engines", "learning"},
     "data": {"types", "errors"},
     "endpoint": {"types", "errors", "actors", "rollout"},
+    "nodes": {"types", "errors", "graph", "actors", "algorithms", "rollout", "engines", "learning"},
+    "pipelines": {
+        "types", "errors", "graph", "algorithms", "rollout", "simulation", "engines", "learning", "envs", "models", "nodes",
+    },
+    "evaluation": {"types", "errors", "graph", "actors", "algorithms", "rollout", "observe", "envs", "models"},
+    "training": {
+        "types", "errors", "tracebacks", "graph", "actors", "algorithms", "rollout", "simulation", "observe", "engines",
+        "learning", "envs", "models", "data", "nodes", "pipelines", "evaluation",
+    },
+    "commands": {
+        "types", "errors", "installing", "actors", "rollout", "simulation", "observe", "engines", "learning", "envs",
+        "pipelines", "evaluation", "training",
+    },
     "recipes": {
-        "types", "errors", "installing", "tracebacks", "graph", "actors", "algorithms", "rollout", "simulation", "observe",
-        "engines", "envs", "models", "data", "sandbox", "scoring", "endpoint",
+        "types", "errors", "installing", "actors", "algorithms", "rollout", "simulation", "observe", "engines", "learning",
+        "envs", "models", "data", "scoring", "nodes", "pipelines", "evaluation", "training", "commands",
     },
 }  # fmt: skip
 

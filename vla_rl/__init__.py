@@ -1,7 +1,91 @@
-"""vla_rl: an asyncio-first actor runtime that post-trains robot policies and language agents by reinforcement."""
+"""vla_rl: an asyncio-first actor runtime that post-trains robot policies and language agents by reinforcement.
 
-from vla_rl import torchvision_operators
+    from vla_rl import TaskStart, TrainingConfig, train
+
+The names below are imported when they are first used; `import vla_rl` itself imports neither torch nor a simulator.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vla_rl import renamed, torchvision_operators
+
+if TYPE_CHECKING:
+    from vla_rl.actors import Runtime
+    from vla_rl.graph import Node, NodeOutput, NodeRole, NodeType, Pipeline
+    from vla_rl.models.loading import load_policy
+    from vla_rl.pipelines.config import (
+        EmbodiedConfig,
+        LearningConfig,
+        MixedTrainingConfig,
+        RunConfig,
+        TextTrainingConfig,
+        TrainingConfig,
+    )
+    from vla_rl.rollout import TaskStart
+    from vla_rl.training.run import Outcome, TrainingRun, train
+    from vla_rl.training.team import Member, Team
+    from vla_rl.types import EnvSpec, EpisodeSpec, Group, Step, Trajectory
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "EmbodiedConfig",
+    "EnvSpec",
+    "EpisodeSpec",
+    "Group",
+    "LearningConfig",
+    "Member",
+    "MixedTrainingConfig",
+    "Node",
+    "NodeOutput",
+    "NodeRole",
+    "NodeType",
+    "Outcome",
+    "Pipeline",
+    "RunConfig",
+    "Runtime",
+    "Step",
+    "TaskStart",
+    "Team",
+    "TextTrainingConfig",
+    "TrainingConfig",
+    "TrainingRun",
+    "Trajectory",
+    "load_policy",
+    "train",
+]
+
+_HOME = {
+    "actors": ("Runtime",),
+    "graph": ("Node", "NodeOutput", "NodeRole", "NodeType", "Pipeline"),
+    "models.loading": ("load_policy",),
+    "pipelines.config": (
+        "EmbodiedConfig",
+        "LearningConfig",
+        "MixedTrainingConfig",
+        "RunConfig",
+        "TextTrainingConfig",
+        "TrainingConfig",
+    ),
+    "rollout": ("TaskStart",),
+    "training.run": ("Outcome", "TrainingRun", "train"),
+    "training.team": ("Member", "Team"),
+    "types": ("EnvSpec", "EpisodeSpec", "Group", "Step", "Trajectory"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *sorted(_MODULE_OF)]
+
 torchvision_operators.install()
+renamed.install()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

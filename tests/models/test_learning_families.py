@@ -9,16 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.engines import (
-    Critic,
-    CriticConfig,
-    DeviceLane,
-    EngineConfig,
-    Learner,
-    LearnerConfig,
-    OptimizerConfig,
-    TorchEngine,
-)
+from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.learning import Critic, CriticConfig, Learner, LearnerConfig, OptimizerConfig
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LoraConfig

@@ -15,10 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from vla_rl.commands.command_line import Command
 from vla_rl.data import open_dataset
 from vla_rl.errors import ConfigError, VlaRlError
+from vla_rl.evaluation import EpisodeResult, ResultFile, result_of, result_table
+from vla_rl.evaluation.plan import planned_episodes
 from vla_rl.recipes import eval_libero
-from vla_rl.recipes.command_line import Command
 from vla_rl.recipes.eval_libero import (
     EvalLaunch,
     EvalLiberoConfig,
@@ -28,8 +30,6 @@ from vla_rl.recipes.eval_libero import (
     title_of,
     write_results,
 )
-from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, result_of, result_table
-from vla_rl.recipes.evaluation.plan import planned_episodes
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
 EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from vla_rl.commands.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.recipes import grpo_pair, grpo_prompts, grpo_text, sft_text, side_by_side, srpo_toy
-from vla_rl.recipes.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.recipes.grpo_pair import AGENTS, GrpoPairConfig, policies_of
-from vla_rl.recipes.team import Team
+from vla_rl.training.team import Team
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
 COMMANDS = [

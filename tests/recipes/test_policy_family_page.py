@@ -14,17 +14,10 @@ import torch
 from torch import nn
 
 from vla_rl.data import LeRobotWriter, RecordedEpisode
-from vla_rl.engines import (
-    Demonstration,
-    DeviceLane,
-    EngineConfig,
-    ImitationConfig,
-    Imitator,
-    PolicyModel,
-    TorchEngine,
-)
+from vla_rl.engines import DeviceLane, EngineConfig, PolicyModel, TorchEngine
 from vla_rl.errors import ConfigError, PolicyError
-from vla_rl.recipes.team import Member
+from vla_rl.learning import Demonstration, ImitationConfig, Imitator
+from vla_rl.training.team import Member
 from vla_rl.types import Sampling
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_policy_family.md"

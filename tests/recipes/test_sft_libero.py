@@ -12,15 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vla_rl.commands.command_line import Command, Launch
 from vla_rl.data import LeRobotWriter, RecordedEpisode, statistics_of
-from vla_rl.engines import ImitationConfig, OptimizerConfig
 from vla_rl.errors import CheckpointError, ConfigError, DataError
+from vla_rl.evaluation.libero import require_for_libero
+from vla_rl.learning import ImitationConfig, OptimizerConfig
 from vla_rl.models.images.augmentation import AugmentationConfig
-from vla_rl.models.openvla import OpenVla
-from vla_rl.models.openvla_oft import DIALECTS, ContinuousOpenVlaOft, OpenVlaOft, tiny
-from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.prismatic.config import ProprioConfig
-from vla_rl.recipes.checkpoints import (
+from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,
     described,
@@ -29,11 +27,13 @@ from vla_rl.recipes.checkpoints import (
     load_policy,
     weight_bytes,
 )
-from vla_rl.recipes.command_line import Command, Launch
-from vla_rl.recipes.evaluation.libero import require_for_libero
-from vla_rl.recipes.imitation import Samples, augmented_batches, tiny_policy
+from vla_rl.models.openvla import OpenVla
+from vla_rl.models.openvla_oft import DIALECTS, ContinuousOpenVlaOft, OpenVlaOft, tiny
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.prismatic.config import ProprioConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig, main
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.training.imitation import Samples, augmented_batches, tiny_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data" / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "support"))

@@ -16,16 +16,16 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.observe import read_metrics
+from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import srpo_toy
-from vla_rl.recipes.nodes.rewards import RewardConfig
-from vla_rl.recipes.parts import TrainingParts
 from vla_rl.recipes.side_by_side import SideBySideConfig, mixed, play_either, starts_of, team_of
-from vla_rl.recipes.team import Member, Team
-from vla_rl.recipes.training import Outcome, train
-from vla_rl.recipes.training_config import RunConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.parts import TrainingParts
+from vla_rl.training.run import Outcome, train
+from vla_rl.training.team import Member, Team
 from vla_rl.types import EnvSpec, Group, Trajectory
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=512)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from vla_rl.commands.command_line import Command, Launch
 from vla_rl.envs.libero.assets import ASSETS_VARIABLE
 from vla_rl.errors import ConfigError
+from vla_rl.models.loading import BASE_POLICY
 from vla_rl.recipes import watch_libero
-from vla_rl.recipes.checkpoints import BASE_POLICY
-from vla_rl.recipes.command_line import Command, Launch
 from vla_rl.recipes.watch_libero import Episode, WatchConfig, main
 
 

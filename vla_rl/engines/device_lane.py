@@ -19,7 +19,7 @@ from typing import Self, TypeVar, TypeVarTuple
 
 import torch
 
-from vla_rl.engines.threads import run_to_its_end
+from vla_rl.actors.completion import run_to_its_end
 
 T = TypeVar("T")
 S = TypeVar("S")

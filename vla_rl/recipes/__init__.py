@@ -1,1 +1,1 @@
-"""One runnable file per experiment, the only place where everything meets: `python -m vla_rl.recipes.<name> --help`."""
+"""One file an experiment: its tasks, sizes, learning rate and reward in sight. Run one with `python -m`, or `vla-rl`."""

@@ -33,18 +33,20 @@ from rich.progress import Progress
 from rich.syntax import Syntax
 
 from vla_rl.actors import Runtime
+from vla_rl.actors.completion import run_to_its_end
+from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.commands.config_files import convert, read_table
+from vla_rl.commands.opening import distinct, open_each
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
-from vla_rl.engines.threads import run_to_its_end
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.errors import ConfigError
-from vla_rl.observe import RunDirectory
-from vla_rl.observe.outlet import FailureStreak
-from vla_rl.observe.run_directory import require_writable
-from vla_rl.observe.versions import versions
-from vla_rl.observe.videos import write_video
-from vla_rl.observe.whole_file import write_whole
-from vla_rl.recipes.agents import check_recording, digest_of_run, recorded
-from vla_rl.recipes.checkpoints import (
+from vla_rl.evaluation import EpisodeResult, ResultFile, play_each, result_of, result_table, within_range
+from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
+from vla_rl.evaluation.libero import key_of, require_for_libero
+from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
+from vla_rl.evaluation.plan import planned_episodes, print_plan
+from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
+from vla_rl.models.loading import (
     BASE_POLICY,
     CheckpointConfig,
     described,
@@ -52,22 +54,20 @@ from vla_rl.recipes.checkpoints import (
     load_policy,
     weight_bytes,
 )
-from vla_rl.recipes.command_line import Command, Launch, run_recipe
-from vla_rl.recipes.config_files import convert, read_table
-from vla_rl.recipes.evaluation import EpisodeResult, ResultFile, play_each, result_of, result_table, within_range
-from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.recipes.evaluation.libero import key_of, require_for_libero
-from vla_rl.recipes.evaluation.pictures import assets_for, picture_size_for, quality_for
-from vla_rl.recipes.evaluation.plan import planned_episodes, print_plan
-from vla_rl.recipes.evaluation.results import by_perturbation, by_task, summary_of
-from vla_rl.recipes.opening import distinct, open_each
-from vla_rl.recipes.stopping import StopSignal
+from vla_rl.observe import RunDirectory
+from vla_rl.observe.outlet import FailureStreak
+from vla_rl.observe.run_directory import require_writable
+from vla_rl.observe.versions import versions
+from vla_rl.observe.videos import write_video
+from vla_rl.observe.whole_file import write_whole
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.training.agents import check_recording, digest_of_run, recorded
+from vla_rl.training.stopping import StopSignal
 from vla_rl.types import EpisodeSpec, Trajectory
 
 if TYPE_CHECKING:
-    from vla_rl.recipes.checkpoints import VlaPolicy
+    from vla_rl.models.loading import VlaPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ or all fail teach nothing, so they are replaced while the rollout goes on.
 
 import sys
 
-from vla_rl.recipes.command_line import TrainingLaunch, run_recipe
+from vla_rl.commands.command_line import TrainingLaunch, run_recipe
+from vla_rl.pipelines.config import FilterConfig, RunConfig
 from vla_rl.recipes.libero_training import LiberoConfig, main
-from vla_rl.recipes.training_config import FilterConfig, RunConfig
 
 
 class GrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):

@@ -15,13 +15,13 @@ learn in every update or take turns:
 import sys
 from typing import Literal
 
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.models.language import CausalLanguageModel
-from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig, launch_text
-from vla_rl.recipes.team import Member, RunModel, Team
-from vla_rl.recipes.training_config import RunConfig
 from vla_rl.rollout import ChatLimits
+from vla_rl.training.team import Member, RunModel, Team
 from vla_rl.types import Config, EnvSpec
 
 ENV_ID = "text/arithmetic_pair"

@@ -15,17 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.data.prompts import read_prompts
-from vla_rl.engines import EngineConfig, LanguageModel, LearnerConfig, OptimizerConfig
+from vla_rl.engines import EngineConfig, LanguageModel
 from vla_rl.envs.text import TextPoolConfig, make_text_task
 from vla_rl.envs.text.tasks.question import conversation_about, messages_of
 from vla_rl.errors import DataError
+from vla_rl.evaluation.validation import Validation
+from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel
-from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.recipes.evaluation.validation import Validation
-from vla_rl.recipes.launching import launch
-from vla_rl.recipes.plan import EpisodeFootprint
-from vla_rl.recipes.training_config import RunConfig, TextTrainingConfig
+from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.scoring import code_tests
 from vla_rl.types import EnvSpec, Sampling, derive_seed

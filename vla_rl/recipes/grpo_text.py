@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import vla_rl
-from vla_rl.engines import CriticConfig, EngineConfig, LearnerConfig, OptimizerConfig
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.envs.text.tasks.arithmetic import draw_problem
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.validation import Validation
+from vla_rl.learning import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel
-from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.recipes.evaluation.validation import Validation
-from vla_rl.recipes.launching import launch
-from vla_rl.recipes.plan import EpisodeFootprint
-from vla_rl.recipes.team import RunModel, Team
-from vla_rl.recipes.training_config import RunConfig, TextTrainingConfig
+from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
+from vla_rl.training.team import RunModel, Team
 from vla_rl.types import EnvSpec, Sampling, derive_seed
 
 ENV_ID = "text/arithmetic"

@@ -7,13 +7,13 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Final, Literal
 
-from vla_rl.engines import LearnerConfig, OptimizerConfig
+from vla_rl.commands.command_line import Command, TrainingLaunch
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
 from vla_rl.envs.libero.tasks import NUM_STARTS, Task, step_limit_of
 from vla_rl.errors import ConfigError
-from vla_rl.recipes.checkpoints import BASE_POLICY, CheckpointFormat, described, is_base_policy, load_policy
-from vla_rl.recipes.command_line import Command, TrainingLaunch
-from vla_rl.recipes.evaluation import (
+from vla_rl.evaluation import (
     HeldOutJudge,
     libero_env,
     libero_episode,
@@ -22,22 +22,22 @@ from vla_rl.recipes.evaluation import (
     within_range,
     write_strip,
 )
-from vla_rl.recipes.evaluation.libero import (
+from vla_rl.evaluation.libero import (
     SERVER_MB,
     SIMULATOR_MB,
     require_for_libero,
     suite_env,
 )
-from vla_rl.recipes.evaluation.pictures import assets_for, picture_size_for, quality_for
-from vla_rl.recipes.launching import launch
-from vla_rl.recipes.plan import EpisodeFootprint
-from vla_rl.recipes.training_config import EmbodiedConfig
+from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
+from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.models.loading import BASE_POLICY, CheckpointFormat, described, is_base_policy, load_policy
+from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.recipes.checkpoints import VlaPolicy
+    from vla_rl.models.loading import VlaPolicy
 
 
 BASE_POLICY_STEP_LIMIT: Final = 160

@@ -7,9 +7,9 @@ of its own, and groups need not be mixed to teach.
 import sys
 
 from vla_rl.algorithms import AdvantageConfig
-from vla_rl.recipes.command_line import TrainingLaunch, run_recipe
+from vla_rl.commands.command_line import TrainingLaunch, run_recipe
+from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.libero_training import LiberoConfig, main
-from vla_rl.recipes.training_config import RunConfig
 from vla_rl.rollout import SchedulerConfig
 
 

@@ -18,15 +18,15 @@ from typing import Any, Literal
 import numpy as np
 from rich.progress import Progress
 
+from vla_rl.commands.command_line import Command, Launch, parse_command
+from vla_rl.commands.opening import open_each
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.demonstrations import Demonstration, record_demonstration
 from vla_rl.envs.libero.tasks import NUM_STARTS, SUITES
 from vla_rl.errors import ConfigError, VlaRlError
-from vla_rl.recipes.command_line import Command, Launch, parse_command
-from vla_rl.recipes.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.recipes.evaluation.libero import check_starts, libero_env
-from vla_rl.recipes.opening import open_each
+from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
+from vla_rl.evaluation.libero import check_starts, libero_env
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config, EnvSpec, derive_seed
 

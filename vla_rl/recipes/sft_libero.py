@@ -22,13 +22,14 @@ import msgspec
 import torch
 import tyro
 
+from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.data import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
-from vla_rl.engines import DeviceLane, ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.engines.imitation import Demonstration
+from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, DataError
+from vla_rl.learning import ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.learning.imitation import Demonstration
 from vla_rl.models.images.augmentation import AugmentationConfig
-from vla_rl.models.openvla_oft.new_parts import NewPart
-from vla_rl.recipes.checkpoints import (
+from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,
     described,
@@ -36,13 +37,13 @@ from vla_rl.recipes.checkpoints import (
     load_policy,
     require_new,
 )
-from vla_rl.recipes.command_line import Command, Launch, run_recipe
-from vla_rl.recipes.imitation import Samples, augmented_batches, tiny_policy, with_statistics
-from vla_rl.recipes.teaching import folder_after, teach
+from vla_rl.models.openvla_oft.new_parts import NewPart
+from vla_rl.training.imitation import Samples, augmented_batches, tiny_policy, with_statistics
+from vla_rl.training.supervised import folder_after, teach
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.recipes.checkpoints import VlaPolicy
+    from vla_rl.models.loading import VlaPolicy
 
 
 _NOTHING_SAID: Final = CheckpointFormat()

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from vla_rl.engines import DeviceLane, ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.engines.imitation import Demonstration
+from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.engines import DeviceLane
+from vla_rl.envs.text.arithmetic_mix import TOOLS, conversation
+from vla_rl.envs.text.pair_mix import pair_conversation
+from vla_rl.learning import ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.learning.imitation import Demonstration
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.language.demonstrations import chat_demonstration
-from vla_rl.recipes.arithmetic_mix import TOOLS, conversation
-from vla_rl.recipes.checkpoints import require_new
-from vla_rl.recipes.command_line import Command, Launch, run_recipe
-from vla_rl.recipes.pair_mix import pair_conversation
-from vla_rl.recipes.teaching import teach
+from vla_rl.models.loading import require_new
+from vla_rl.training.supervised import teach
 from vla_rl.types import Config, Message, derive_seed
 
 NUM_TOKENIZER_TEXTS = 500

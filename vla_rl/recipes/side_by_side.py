@@ -14,20 +14,21 @@ from typing import Any
 
 import msgspec
 
-from vla_rl.engines import EngineConfig, LearnerConfig, OptimizerConfig
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, is_text_task
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.playing import within_range
+from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel
+from vla_rl.nodes.rewards import RewardConfig
+from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.recipes import grpo_text, srpo_toy
-from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.recipes.evaluation.playing import within_range
-from vla_rl.recipes.launching import launch
-from vla_rl.recipes.nodes.rewards import RewardConfig
-from vla_rl.recipes.plan import EpisodeFootprint
-from vla_rl.recipes.team import Member, Team
-from vla_rl.recipes.training_config import MixedTrainingConfig, RunConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent, embodied_agent
 from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.team import Member, Team
 from vla_rl.types import DEFAULT_AGENT, Agent, Trajectory
 
 ROBOT, LANGUAGE = "robot", "language"

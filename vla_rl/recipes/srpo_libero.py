@@ -6,9 +6,9 @@ successes of the same update, and updates the policy. Metrics, checkpoints, vide
 
 import sys
 
-from vla_rl.recipes.command_line import TrainingLaunch, run_recipe
+from vla_rl.commands.command_line import TrainingLaunch, run_recipe
+from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.libero_training import LiberoConfig, main
-from vla_rl.recipes.training_config import RunConfig
 
 
 class SrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):

@@ -9,12 +9,12 @@ import sys
 import msgspec
 
 from vla_rl.algorithms import EmbeddingConfig
-from vla_rl.engines import LearnerConfig, OptimizerConfig
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
-from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.recipes.launching import launch
-from vla_rl.recipes.plan import EpisodeFootprint
-from vla_rl.recipes.training_config import EmbodiedConfig, RunConfig
+from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import EnvSpec, derive_seed
 

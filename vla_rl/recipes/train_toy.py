@@ -12,13 +12,13 @@ import numpy as np
 from gymnasium import spaces
 
 import vla_rl.envs  # noqa: F401  # registers ours
-from vla_rl.engines import CriticConfig, LearnerConfig, OptimizerConfig
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.errors import ConfigError
+from vla_rl.learning import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
-from vla_rl.recipes.command_line import Command, TrainingLaunch, run_recipe
-from vla_rl.recipes.launching import launch
-from vla_rl.recipes.plan import EpisodeFootprint
-from vla_rl.recipes.training_config import EmbodiedConfig, RunConfig
+from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import EnvSpec, derive_seed
 

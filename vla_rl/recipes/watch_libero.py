@@ -21,18 +21,18 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from vla_rl.actors import Runtime
+from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.commands.opening import distinct, open_each
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import Expert
+from vla_rl.evaluation import check_starts, libero_env, libero_episode, play_each, result_of, within_range
+from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
+from vla_rl.evaluation.pictures import Quality, assets_for, picture_size_for, quality_for
+from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
-from vla_rl.recipes.checkpoints import CheckpointConfig, load_policy
-from vla_rl.recipes.command_line import Command, Launch, run_recipe
-from vla_rl.recipes.evaluation import check_starts, libero_env, libero_episode, play_each, result_of, within_range
-from vla_rl.recipes.evaluation.libero import Suite, require_for_libero, tasks_of
-from vla_rl.recipes.evaluation.pictures import Quality, assets_for, picture_size_for, quality_for
-from vla_rl.recipes.opening import distinct, open_each
 from vla_rl.rollout import PolicyEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed

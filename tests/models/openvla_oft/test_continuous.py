@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from vla_rl.engines import Demonstration, DeviceLane, ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.engines import DeviceLane
 from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.learning import Demonstration, ImitationConfig, Imitator, OptimizerConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, OpenVlaOftConfig, tiny
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.models.openvla_oft.heads import add_noise, cumulative_alphas, denoise

@@ -15,12 +15,31 @@ import warnings
 from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from vla_rl.actors.environment import borrowed_environment
 from vla_rl.engines.vllm.preload.sitecustomize import PARENT
 from vla_rl.errors import ConfigError
 from vla_rl.installing import pip_command
+
+if TYPE_CHECKING:  # the type checker gives up on names from `__getattr__` of a module in a circle of imports
+    AsyncEngineArgs: Any
+    AsyncLLM: Any
+    EngineDeadError: Any
+    EngineGenerateError: Any
+    MultiModalFieldConfig: Any
+    MultiModalKwargsItems: Any
+    PlaceholderRange: Any
+    PoolingParams: Any
+    RequestOutputKind: Any
+    SamplingParams: Any
+    StructuredOutputsParams: Any
+    WeightTransferConfig: Any
+    mm_input: Any
+    tokens_input: Any
+
+    class LogitsProcessor(Any): ...  # type: ignore[misc]
+
 
 SUPPORTED_VERSIONS: Final = ("0.32.0",)
 """vLLM versions that the tests here were run with."""

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
-from vla_rl.engines.threads import run_to_its_end
+from vla_rl.actors.completion import run_to_its_end
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ TEMPERATURE: Final = "greedy_temperature"
 """Key of a request's `extra_args`."""
 
 
-class GreedyTemperature(LogitsProcessor):  # type: ignore[misc]
+class GreedyTemperature(LogitsProcessor):
     """Divides the rows of greedy requests by their temperature."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:

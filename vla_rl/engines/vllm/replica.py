@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.waits import note_progress, waiting
-from vla_rl.engines.threads import run_to_its_end
 from vla_rl.engines.vllm.adapter import (
     AsyncEngineArgs,
     AsyncLLM,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.engines.imitation import Demonstration
+from vla_rl.learning.imitation import Demonstration
 from vla_rl.models.language.policy import CausalLanguageModel
 from vla_rl.types import Message, ToolSpec
 

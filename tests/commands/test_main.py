@@ -1,0 +1,53 @@
+"""`vla-rl` runs what it lists, and says what it does not know."""
+
+import subprocess
+import sys
+
+import pytest
+
+from vla_rl.commands import main as program
+from vla_rl.commands.main import main, recipes
+
+PROGRAM = [sys.executable, "-m", "vla_rl.commands.main"]
+
+
+def test_every_recipe_is_listed_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert "  srpo_libero            SRPO on LIBERO\n" in listed
+    assert all(f"  {name} " in listed and sentence for name, sentence in recipes().items())
+    assert "libero_training" not in listed  # no program
+
+
+def test_a_recipe_is_run_by_its_name_with_its_own_options() -> None:
+    done = subprocess.run([*PROGRAM, "srpo_toy", "--help"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: vla-rl srpo_toy [-h]")
+
+
+def test_the_exit_status_is_that_of_the_recipe() -> None:
+    done = subprocess.run(
+        [*PROGRAM, "srpo_toy", "--dry-run", "--group-size", "0"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "group_size" in done.stderr
+
+
+def test_a_name_that_is_no_recipe_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["srpo_libro"]) == 2
+    assert "no recipe 'srpo_libro', did you mean 'srpo_libero'?" in capsys.readouterr().err
+
+
+def test_libero_is_installed_as_errors_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    commands: list[list[str]] = []
+
+    def note(command: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(program.subprocess, "run", note)
+    assert main(["install", "libero"]) == 3
+    assert commands[0][1:5] == ["-m", "pip", "install", "--no-deps"]
+    assert commands[0][5].startswith("hf-libero==")
+    assert main(["install", "everything"]) == 2
+    assert "expected `libero` or `vllm`" in capsys.readouterr().err

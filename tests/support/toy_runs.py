@@ -1,0 +1,72 @@
+"""A run small enough for a test: the toy task, two simulators, groups of two."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from vla_rl.engines import EngineConfig
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes.srpo_toy import SrpoToyConfig
+from vla_rl.rollout import SchedulerConfig
+from vla_rl.simulation import SimulatorConfig
+
+COMMAND = [sys.executable, "-m", "vla_rl.recipes.srpo_toy"]
+SMALL = [
+    "--group-size",
+    "2",
+    "--scheduler.groups-per-update",
+    "2",
+    "--simulators.num-envs",
+    "2",
+    "--init-states",
+    "1",
+    "8",
+]
+
+
+def small_run(root: Path) -> SrpoToyConfig:
+    """Synchronous, two updates of two groups of two episodes."""
+    return SrpoToyConfig(
+        run=RunConfig(name="small", root=str(root), updates=2, videos_every=1),
+        group_size=2,
+        init_states=(1, 8),
+        simulators=SimulatorConfig(num_envs=2),
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+    )
+
+
+def deterministic(config: SrpoToyConfig, num_envs: int) -> SrpoToyConfig:
+    """The same run, bit for bit, on any number of environments."""
+    return msgspec.structs.replace(
+        config,
+        simulators=SimulatorConfig(num_envs=num_envs),
+        scheduler=msgspec.structs.replace(config.scheduler, deterministic=True),
+        engine=EngineConfig(is_deterministic=True),
+    )
+
+
+def start_recipe(root: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """The toy recipe in a process of its own, small, writing below `root`."""
+    return subprocess.Popen(
+        [*COMMAND, *SMALL, "--run.root", str(root), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+
+
+def run_recipe(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The same, to its end."""
+    process = start_recipe(root, *arguments)
+    try:
+        out, err = process.communicate(timeout=100)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

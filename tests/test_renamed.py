@@ -1,0 +1,59 @@
+"""Names that moved stay importable for one release, as the very same modules; the public names come from `vla_rl`."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import vla_rl
+from vla_rl.renamed import RENAMED, new_name_of
+
+
+@pytest.mark.parametrize("old", sorted(RENAMED))
+def test_an_old_name_gives_the_module_of_the_new_one(old: str) -> None:
+    sys.modules.pop(f"vla_rl.{old}", None)
+    with pytest.warns(DeprecationWarning, match=f"vla_rl.{old} is vla_rl.{RENAMED[old]} now"):
+        module = importlib.import_module(f"vla_rl.{old}")
+    assert module is importlib.import_module(f"vla_rl.{RENAMED[old]}")
+    assert module.__spec__ is not None
+    assert module.__spec__.name == module.__name__ == f"vla_rl.{RENAMED[old]}"
+
+
+def test_what_is_below_a_package_that_moved_is_found_too() -> None:
+    assert new_name_of("vla_rl.nodes.rewards") == "vla_rl.nodes.rewards"
+    assert new_name_of("vla_rl.recipes.srpo_libero") is None
+    assert new_name_of("json.recipes.nodes") is None
+    for name in [name for name in sys.modules if name.startswith("vla_rl.nodes")]:
+        del sys.modules[name]
+    with pytest.warns(DeprecationWarning, match="vla_rl.nodes is vla_rl.nodes now"):
+        old = importlib.import_module("vla_rl.nodes.rewards")
+    assert old is importlib.import_module("vla_rl.nodes.rewards")
+
+
+def test_learners_are_still_given_by_the_room_of_engines() -> None:
+    from vla_rl import engines, learning
+
+    with pytest.warns(DeprecationWarning, match=r"vla_rl\.engines\.Learner is vla_rl\.learning\.Learner now"):
+        assert engines.Learner is learning.Learner  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="Lerner"):
+        engines.Lerner  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_old_command_of_the_report_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "vla_rl.commands.report", "nowhere"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "nowhere has no config.json" in done.stderr
+
+
+def test_every_public_name_is_there_and_importing_the_package_brings_no_torch() -> None:
+    for name in vla_rl.__all__:
+        assert getattr(vla_rl, name) is not None, name
+    assert set(vla_rl.__all__) <= set(dir(vla_rl))
+    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
+        vla_rl.Trainer  # type: ignore[attr-defined]  # noqa: B018
+    probe = "import sys, vla_rl; print([m for m in ('torch', 'numpy', 'gymnasium', 'zmq') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

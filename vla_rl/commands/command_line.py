@@ -1,0 +1,170 @@
+"""The command line that every recipe has: its own configuration, field by field, and what to do with it.
+
+python -m vla_rl.recipes.srpo_libero --help                         the common options, with what they mean
+python -m vla_rl.recipes.srpo_libero --help-all                      every option
+python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, then the command line on top of it
+python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved configuration and plan; nothing starts
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import functools
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+import tyro
+import uvloop
+from tyro.constructors import ConstructorRegistry
+
+from vla_rl.commands.command_help import HELP_ALL, option_registry, print_help, program_name
+from vla_rl.commands.config_files import convert, read_config, read_table
+from vla_rl.errors import ConfigError
+from vla_rl.observe.run_directory import RunDirectory
+from vla_rl.pipelines import merged, settings_of
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.training.failures import explain
+from vla_rl.training.lasting_output import lasting_output
+from vla_rl.types import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What every recipe can do with its configuration."""
+
+    config: Path | None = None
+    """Start from this .toml or .json file (such as a run's own config.json); the command line overrides it."""
+
+    dry_run: bool = False
+    """Print what would be done, with which resolved configuration, and look at every file that would be read: the policy
+    is loaded, and each environment is opened once. Nothing is trained and nothing is written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingLaunch(Launch):
+    """What a training recipe can do besides."""
+
+    draw: Path | None = None
+    """Draw the graph into this .svg or .png file (mermaid text where graphviz is missing); start nothing."""
+
+    resume: Path | None = None
+    """Go on with the run in this directory, from its newest whole checkpoint and its own configuration; from its beginning
+    if it ended before its first checkpoint."""
+
+    resume_from: str | None = None
+    """With --resume: the checkpoint to go on from, such as update-000012, instead of the newest. Newer ones are renamed."""
+
+
+LaunchT = TypeVar("LaunchT", bound=Launch)
+ConfigT = TypeVar("ConfigT", bound=Config)
+LaunchT_co = TypeVar("LaunchT_co", bound=Launch, covariant=True)
+ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Command(Generic[LaunchT_co, ConfigT_co]):
+    """A recipe's configuration and what to do with it."""
+
+    launch: LaunchT_co
+    config: ConfigT_co
+
+
+def parse_command(
+    launch_type: type[LaunchT], config_type: type[ConfigT], description: str, argv: list[str] | None = None
+) -> Command[LaunchT, ConfigT]:
+    """Parse the command line of a recipe; help, unknown options and bad values end the process with a message.
+
+    Precedence: the command line, then `--config` (or the configuration of the run named by `--resume`), then the settings of
+    the pipeline (where there is one), then the recipe's defaults.
+    Raises: `ConfigError` for what the file or the combination of values has wrong.
+    """
+    arguments = [_spelt_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--config", type=Path)
+    early.add_argument("--resume", type=Path)
+    early.add_argument("--pipeline")
+    known, _ = early.parse_known_args(arguments)
+    if known.resume is not None and known.config is not None:
+        raise ConfigError(
+            f"--config {known.config} and --resume {known.resume} were both given, expected one of them: a run goes on with "
+            "its own configuration; give what should change as options"
+        )
+    path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
+    default = _defaults(config_type, path, known.pipeline)
+
+    # Built here because the types of its fields are only known here; the empty names make tyro leave out a prefix.
+    fields: list[tuple[str, Any, Any]] = [
+        ("launch", Annotated[launch_type, tyro.conf.arg(name="")], launch_type()),
+        ("config", Annotated[config_type, tyro.conf.arg(name="")], default),
+    ]
+    command_type = dataclasses.make_dataclass("RecipeCommand", fields, frozen=True)
+    parse = functools.partial(tyro.cli, command_type, prog=program_name())
+    wants_all = HELP_ALL in arguments
+    if wants_all or not {"-h", "--help"}.isdisjoint(arguments):
+        others = [argument for argument in arguments if argument not in (HELP_ALL, "-h", "--help")]
+
+        def show(registry: ConstructorRegistry, place: str) -> Any:
+            return parse(args=[*others, "--help"], registry=registry, description=place)
+
+        print_help(show, None if wants_all else config_type, description)
+    parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
+    launch = parsed.launch
+    if isinstance(launch, TrainingLaunch) and launch.resume_from is not None and launch.resume is None:
+        raise ConfigError(
+            f"--resume-from is {launch.resume_from!r}, expected --resume with the run's directory as well"
+        )
+    return Command(launch, parsed.config)
+
+
+def _spelt_out(argument: str) -> str:
+    """`--engine vllm` says which kind of engine, though `engine` has more than one setting."""
+    name, equals, value = argument.partition("=")
+    return f"--engine.kind{equals}{value}" if name == "--engine" else argument
+
+
+def _defaults(config_type: type[ConfigT], path: Path | None, pipeline: str | None) -> ConfigT:
+    """What holds where the command line says nothing else."""
+    if not issubclass(config_type, LearningConfig):
+        return config_type() if path is None else read_config(path, config_type)
+    recipe = config_type()
+    in_file = {} if path is None else read_table(path, config_type)
+    chosen = {} if pipeline is None else {"pipeline": pipeline}
+    name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
+    where = str(path) if path is not None else f"the settings of the pipeline {name}"
+    return convert(merged(msgspec.to_builtins(recipe), settings_of(name), in_file, chosen), config_type, where)
+
+
+def run_recipe(
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
+    description: str,
+) -> int:
+    """Run a recipe from the command line on uvloop; return the exit status. `explain` says how an error is reported."""
+    with lasting_output():
+        return _run_recipe(launch_type, config_type, main, description)
+
+
+def _run_recipe(
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
+    description: str,
+) -> int:
+    try:
+        command = parse_command(launch_type, config_type, description)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(main(command))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:  # reported here, whatever it is: nothing can handle it any more
+        print(explain(error), file=sys.stderr)
+        return 1

@@ -1,0 +1,69 @@
+"""What every training recipe does with its command line: print the plan, draw the graph, or train."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from vla_rl.commands.command_line import Command, TrainingLaunch
+from vla_rl.commands.plan import EpisodeFootprint, print_plan
+from vla_rl.commands.rehearsal import rehearse_training
+from vla_rl.commands.report import write_report
+from vla_rl.evaluation.held_out import Judge
+from vla_rl.observe import RunDirectory
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.rollout import TaskStart
+from vla_rl.training.run import TrainingRun, train
+from vla_rl.training.team import RunModel, Team, bytes_of
+from vla_rl.types import Agent
+
+ConfigT = TypeVar("ConfigT", bound=LearningConfig)
+
+
+async def launch(
+    command: Command[TrainingLaunch, ConfigT],
+    starts: Sequence[TaskStart],
+    model: RunModel | Team,
+    footprint: EpisodeFootprint,
+    about: Mapping[str, str] | None = None,
+    judge: Judge | None = None,
+    agent: Agent | None = None,
+) -> int:
+    """Do what the command line says with a recipe's starts and policy; returns the exit status.
+
+    The status is 0, or 128 and the number of the signal that stopped the run in order. `about` is what the run's
+    `about.json` says of its environments besides the configuration; `judge` as in `train`; without an `agent` that of
+    `agent_of` plays.
+    """
+    config, wanted = command.config, command.launch
+    if wanted.dry_run:
+        print_plan(config, footprint, *bytes_of(model))
+        await rehearse_training(
+            config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
+        )
+        print("everything that the run would read was found")
+        return 0
+    if wanted.draw is not None:
+        print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
+        return 0
+    resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
+    outcome = await train(
+        config, starts, model, agent=agent, resume=resume, resume_from=wanted.resume_from, about=about, judge=judge
+    )
+    await _report(outcome.run)
+    print(f"everything of this run is in {outcome.run.path}")
+    if outcome.was_stopped:
+        print(f"go on with --resume {outcome.run.path}")
+    return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
+
+
+async def _report(run: RunDirectory) -> None:
+    """Write the report. A failure is one line and no more, as the run itself is whole."""
+    try:
+        print(f"the report is {await asyncio.to_thread(write_report, run)}")
+    except Exception as error:
+        print(
+            f"the report could not be written ({type(error).__name__}: {error}); to write it again: "
+            f"python -m vla_rl.commands.report {run.path}",
+            file=sys.stderr,
+        )

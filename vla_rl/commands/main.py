@@ -1,0 +1,77 @@
+"""The program `vla-rl`: recipes by their names, and what pip does not install on its own.
+
+vla-rl                            list the recipes
+vla-rl srpo_libero --dry-run      the same as python -m vla_rl.recipes.srpo_libero --dry-run
+vla-rl report runs/<run>          write the report of a run anew
+vla-rl install libero             LIBERO and its simulator; also: vllm
+"""
+
+import ast
+import difflib
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from vla_rl.installing import install_command
+
+RECIPES: Final = Path(__file__).parents[1] / "recipes"
+REPORT: Final = "report"
+
+
+def recipes() -> dict[str, str]:
+    """Return the first sentence of each recipe that can be run, by name."""
+    found = {}
+    for path in sorted(RECIPES.glob("*.py")):
+        text = path.read_text()
+        if '__name__ == "__main__"' in text:
+            first_line = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+            found[path.stem] = first_line.partition(": `")[0].rstrip(":")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the arguments name; return the exit status."""
+    name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if name == "install":
+        return _install(others)
+    known = recipes()
+    if name not in known and name != REPORT:
+        near = difflib.get_close_matches(name, [*known, REPORT, "install"], n=1)
+        print(
+            f"error: vla-rl has no recipe {name!r}{f', did you mean {near[0]!r}?' if near else ''}; `vla-rl` lists them",
+            file=sys.stderr,
+        )
+        return 2
+    sys.argv = [f"vla-rl {name}", *others]  # which is also what `--help` calls the program
+    if name == REPORT:
+        status: int = import_module("vla_rl.commands.report.__main__").main()
+    else:
+        status = import_module(f"vla_rl.recipes.{name}").cli()
+    return status
+
+
+def _overview() -> str:
+    known = recipes()
+    width = max(map(len, known))
+    rows = [f"  {name:<{width}}  {sentence}" for name, sentence in known.items()]
+    return "\n".join([__doc__.strip(), "", "Recipes:", *rows, "", "Each has --help and --dry-run."])
+
+
+def _install(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1 or arguments[0] not in ("libero", "vllm"):
+        print(f"error: vla-rl install {shlex.join(arguments)}: expected `libero` or `vllm`", file=sys.stderr)
+        return 2
+    command = install_command("libero" if arguments[0] == "libero" else "vllm")
+    print(shlex.join(command), flush=True)
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What `--dry-run` prints: the resolved configuration, which process does what, and how much memory that takes."""
+
+import msgspec
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
+from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.pools import what_plays
+
+MIB = 2**20
+
+ENGINE_BYTES = 600 * MIB
+"""Of a vLLM engine process without weights, keys and values."""
+
+
+class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What episodes of one kind cost, for the estimate."""
+
+    what_runs: str
+    """The environments, in words."""
+
+    simulator_mb: int
+    """Memory of its own of one simulator process that was forked."""
+
+    server_mb: int
+    """Memory of the server that simulators are forked from; a fresh interpreter holds as much beside `simulator_mb`."""
+
+    chunk_bytes: int
+    """Of one recorded decision: images, state and tokens."""
+
+    num_chunks: int
+    """Of the longest episode."""
+
+
+def print_plan(
+    config: LearningConfig,
+    footprint: EpisodeFootprint,
+    weight_bytes: int,
+    training_bytes: int,
+    console: Console | None = None,
+) -> None:
+    """Print the plan of a run, on standard output where there is no console.
+
+    Args:
+        config: of the run.
+        footprint: of its episodes.
+        weight_bytes: of the policy; of a critic nothing is known before it is built.
+        training_bytes: that its learner takes besides.
+        console: to print on.
+    """
+    out = console if console is not None else Console()
+    out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
+
+    processes = Table("process", "count", "what it does", title="Processes")
+    processes.add_row(
+        "this one", "1", f"event loop, policy and learner ({_device(config.run)}), {config.run.torch_threads} threads"
+    )
+    if config.engine.kind == "vllm":
+        processes.add_row("vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each")
+    processes.add_row(what_plays(config), *_environments(config, footprint))
+    out.print(processes)
+
+    scheduler = config.scheduler
+    per_group = config.episodes_per_group
+    episodes = scheduler.group_capacity * per_group
+    out.print(
+        f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {per_group} episodes = "
+        f"{config.run.updates * scheduler.groups_per_update * per_group} episodes; at most {episodes} episodes "
+        f"outstanding at a time, trained at most {scheduler.max_staleness} updates after their dispatch"
+    )
+    items = [
+        MemoryItem("Python, torch and the rest of this process", 700 * MIB),
+        MemoryItem("weights, gradients and optimizer", weight_bytes + training_bytes),
+        *_copies_of_weights(config, weight_bytes),
+        *(_simulator_items(config.simulators, footprint) if isinstance(config, TrainingConfig) else ()),
+        MemoryItem("outstanding episodes, at their longest", footprint.num_chunks * footprint.chunk_bytes, episodes),
+    ]
+    out.print(memory_table("Memory estimate", items, available_bytes()))
+
+
+def _copies_of_weights(config: LearningConfig, weights: int) -> list[MemoryItem]:
+    """Beside the learner's own: an engine's that may not share them, and the reference's of a KL term."""
+    engine, copies = config.engine, []
+    if engine.kind == "vllm":
+        each = ENGINE_BYTES + engine.vllm.kv_cache_gib * 2**30 + weights
+        copies.append(MemoryItem("vLLM engine processes", each, engine.vllm.num_engines))
+        copies.append(MemoryItem("weights on their way to engines", 2 * weights))
+    elif not config.learner.steps_once_per_update:
+        copies.append(MemoryItem("the engine's copy, as an update has several optimizer steps", weights))
+    if config.learner.loss.needs_reference or config.kl_in_reward.coef > 0.0:
+        copies.append(MemoryItem("the reference policy of the KL term", weights))
+    return copies
+
+
+def _environments(config: LearningConfig, footprint: EpisodeFootprint) -> tuple[str, str]:
+    """How many processes, and what is in them."""
+    if not isinstance(config, TrainingConfig):
+        return str(config.num_envs), f"{footprint.what_runs}, coroutines of this process"
+    in_each = config.simulators.envs_of_processes(config.simulators.num_envs)
+    how_many = "one environment" if max(in_each) == 1 else f"up to {max(in_each)} environments"
+    beside = f"; {config.text.num_envs} conversations beside them" if isinstance(config, MixedTrainingConfig) else ""
+    return str(len(in_each)), f"{footprint.what_runs}, {how_many} in each{beside}"
+
+
+def _simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> list[MemoryItem]:
+    if config.start == "fork":
+        return [
+            MemoryItem("the server that simulators are forked from", footprint.server_mb * MIB),
+            MemoryItem("simulator processes, each for itself", footprint.simulator_mb * MIB, config.num_envs),
+        ]
+    each = (footprint.server_mb + footprint.simulator_mb) * MIB
+    return [MemoryItem("simulator processes", each, config.num_envs)]
+
+
+def _device(config: RunConfig) -> str:
+    if config.device == "cpu":
+        return "CPU"
+    gpus = gpu_memory()
+    return gpus[0].name if gpus else "CPU, as there is no GPU"

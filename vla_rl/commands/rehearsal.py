@@ -1,0 +1,51 @@
+"""Look at every file and folder that a run would read, with the errors that the run would raise: a dry run.
+
+Environments are opened once each in a simulator process that ends again; nothing is trained, and nothing is written.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from vla_rl.commands.opening import distinct, open_each
+from vla_rl.evaluation.held_out import Judge
+from vla_rl.learning import verify_checkpoint
+from vla_rl.observe import RunDirectory
+from vla_rl.observe.run_directory import require_writable
+from vla_rl.observe.sinks import import_wandb
+from vla_rl.pipelines.config import LearningConfig, TrainingConfig
+from vla_rl.rollout import TaskStart
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.agents import check_recording
+from vla_rl.training.resuming import checkpoint_to_resume
+from vla_rl.training.run import TrainingRun
+from vla_rl.training.team import RunModel, Team
+
+
+async def rehearse_training(
+    config: LearningConfig,
+    starts: Sequence[TaskStart],
+    model: RunModel | Team,
+    *,
+    judge: Judge | None = None,
+    resume: Path | None = None,
+    resume_from: str | None = None,
+) -> None:
+    """Look at everything that `train` would read. Raises: what `train` would raise before its first update."""
+    envs = distinct(start.env for start in starts)
+    if config.run.wandb_project is not None:
+        await asyncio.to_thread(import_wandb, config.run.wandb_project)
+    await asyncio.to_thread(check_recording, config.run.record_to, envs)
+    first_update = 0
+    if resume is None:
+        require_writable(Path(config.run.root))
+    else:
+        run = RunDirectory.existing(resume)
+        require_writable(resume)
+        found = await checkpoint_to_resume(run, resume_from, verify_checkpoint)
+        first_update = 0 if found is None else found[1]
+        if judge is not None:
+            judge.check(run)
+    TrainingRun(config, starts, model, judge=judge, first_update=first_update)
+    simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()
+    await open_each(envs, simulators)

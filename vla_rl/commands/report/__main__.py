@@ -1,0 +1,30 @@
+"""`python -m vla_rl.commands.report RUN`: write the report of a finished or running training run anew."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from vla_rl.commands.report import write_report
+from vla_rl.errors import VlaRlError
+from vla_rl.observe import RunDirectory
+from vla_rl.observe.run_directory import CONFIG_FILE
+
+
+def main() -> int:
+    """Write it and print where; the exit status is 1, with one line, if it cannot be written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, help="the folder of a training run")
+    folder: Path = parser.parse_args().run
+    if not (folder / CONFIG_FILE).is_file():
+        print(f"{folder} has no {CONFIG_FILE}, expected the folder of a training run", file=sys.stderr)
+        return 2
+    try:
+        print(write_report(RunDirectory(folder)))
+    except (VlaRlError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

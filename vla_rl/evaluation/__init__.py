@@ -1,0 +1,31 @@
+"""Playing given episodes, each once, and what came of them: shared by `eval_libero`, `watch_libero` and
+runs that are judged by held-out episodes.
+
+planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, videos, recordings ─► tables, results.json
+"""
+
+from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
+from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, numbers_in, tasks_in
+from vla_rl.evaluation.playing import play_each, within_range
+from vla_rl.evaluation.results import EpisodeResult, ResultFile, result_of, result_table, wilson_interval
+from vla_rl.evaluation.strips import write_strip
+
+__all__ = [
+    "EpisodeResult",
+    "HeldOutJudge",
+    "HeldOutResult",
+    "ResultFile",
+    "check_starts",
+    "held_out_table",
+    "libero_env",
+    "libero_episode",
+    "numbers_in",
+    "play_each",
+    "read_held_out",
+    "result_of",
+    "result_table",
+    "tasks_in",
+    "wilson_interval",
+    "within_range",
+    "write_strip",
+]

@@ -1,0 +1,110 @@
+"""Who updates the weights: learners, critics, the optimizer, and checkpoints of all that a run goes on from.
+
+learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
+team           several policies that learn in one run, jointly or by turns
+critic         `Critic`: values; scoring: `Reference`, the frozen policy of a KL term
+rows           decisions of an update as rows of tokens; decisions: those rows as padded tensors
+checkpoint     everything that a run goes on from, whole or not at all
+
+Configurations import in an instant; the rest imports torch when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vla_rl.learning.config import CriticConfig, ImitationConfig, LearnerConfig, OptimizerConfig
+
+if TYPE_CHECKING:
+    from vla_rl.learning.checkpoint import (
+        Checkpoint,
+        PreparedCheckpoint,
+        load_checkpoint,
+        prepare_checkpoint,
+        save_checkpoint,
+        verify_checkpoint,
+    )
+    from vla_rl.learning.checkpoint_folders import latest_checkpoint, list_checkpoints
+    from vla_rl.learning.critic import Critic, Judged
+    from vla_rl.learning.imitation import Demonstration, Imitator
+    from vla_rl.learning.learner import Learner, PolicyMismatchError, UpdateReport
+    from vla_rl.learning.optimizer import DivergedError
+    from vla_rl.learning.scoring import Reference
+    from vla_rl.learning.team import CriticTeam, LearnerTeam, ReferenceTeam
+    from vla_rl.learning.training import TeamState, TrainingState, WeightSink
+
+__all__ = [
+    "Checkpoint",
+    "Critic",
+    "CriticConfig",
+    "CriticTeam",
+    "Demonstration",
+    "DivergedError",
+    "ImitationConfig",
+    "Imitator",
+    "Judged",
+    "Learner",
+    "LearnerConfig",
+    "LearnerTeam",
+    "OptimizerConfig",
+    "PolicyMismatchError",
+    "PreparedCheckpoint",
+    "Reference",
+    "ReferenceTeam",
+    "TeamState",
+    "TrainingState",
+    "UpdateReport",
+    "WeightSink",
+    "latest_checkpoint",
+    "list_checkpoints",
+    "load_checkpoint",
+    "prepare_checkpoint",
+    "save_checkpoint",
+    "verify_checkpoint",
+]
+
+_HOME = {
+    "checkpoint": (
+        "Checkpoint",
+        "PreparedCheckpoint",
+        "load_checkpoint",
+        "prepare_checkpoint",
+        "save_checkpoint",
+        "verify_checkpoint",
+    ),
+    "checkpoint_folders": (
+        "latest_checkpoint",
+        "list_checkpoints",
+    ),
+    "critic": (
+        "Critic",
+        "Judged",
+    ),
+    "imitation": (
+        "Demonstration",
+        "Imitator",
+    ),
+    "learner": (
+        "Learner",
+        "PolicyMismatchError",
+        "UpdateReport",
+    ),
+    "optimizer": ("DivergedError",),
+    "scoring": ("Reference",),
+    "team": (
+        "CriticTeam",
+        "LearnerTeam",
+        "ReferenceTeam",
+    ),
+    "training": (
+        "TeamState",
+        "TrainingState",
+        "WeightSink",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,263 @@
+"""Checkpoints of a run: the policy, its optimizer, random states, and whatever else the caller has to go on from.
+
+    <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a policy's checkpoint
+                         optimizer.safetensors, rng.safetensors, critic.safetensors (where there is a critic)
+                         agents/<name>/{policy, optimizer, ...}          instead of both, where several policies learn
+                         parts/<name>.msgpack                            data cursor, buffered groups, ...
+                         metrics.jsonl                                   lines of metrics that found no other place
+                         manifest.json                                   written last: without it, not a checkpoint
+
+They appear whole or not at all (`atomic_folder`), hold no pickle, and are checked byte by byte before they are used.
+"""
+
+import asyncio
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vla_rl.actors.completion import run_to_its_end, to_its_end
+from vla_rl.engines.atomic_folder import FileEntry, FolderWriter, verify_folder
+from vla_rl.errors import CheckpointError
+from vla_rl.learning.checkpoint_folders import (
+    HEADER,
+    CheckpointHeader,
+    free_name,
+    prune,
+    read_header,
+    remove_what_a_crash_left,
+    update_in_name,
+)
+from vla_rl.learning.packing import pack, unpack
+from vla_rl.learning.training import TeamState, TrainingState
+
+T = TypeVar("T")
+
+FORMAT: Final = 1
+POLICY_TENSORS: Final = "policy/model.safetensors"
+OPTIMIZER_TENSORS: Final = "optimizer.safetensors"
+RNG_TENSORS: Final = "rng.safetensors"
+CRITIC_TENSORS: Final = "critic.safetensors"
+METRICS: Final = "metrics.jsonl"
+MARGIN_BYTES: Final = 1 << 20
+"""Room for headers and the manifest, beyond the data itself."""
+
+_PART_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Checkpoint:
+    """A whole, verified checkpoint on disk."""
+
+    def __init__(
+        self, folder: Path, state: TrainingState | TeamState, part_names: frozenset[str], metrics: bytes = b""
+    ) -> None:
+        self.folder, self.state, self.part_names = folder, state, part_names
+        self.metrics = metrics
+        """Lines of metrics that the run's own file had no place for when the checkpoint was written."""
+
+    @property
+    def policy_folder(self) -> Path:
+        """The policy alone, in its family's own layout; of several, see `agents/<name>/policy` in the folder."""
+        return self.folder / "policy"
+
+    def part(self, name: str, type: type[T]) -> T:
+        """A part that was handed to `save_checkpoint`. Raises: CheckpointError where it is not there, or no `type`."""
+        if name not in self.part_names:
+            raise CheckpointError(f"{self.folder} has no part {name!r}; it has {sorted(self.part_names)}.")
+        try:
+            return unpack((self.folder / _part_file(name)).read_bytes(), type)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"part {name!r} of {self.folder} cannot be read: {error}") from error
+
+
+class PreparedCheckpoint:
+    """A checkpoint that is written and synced, and that no reader finds before `commit`."""
+
+    def __init__(self, writer: FolderWriter) -> None:
+        self._writer = writer
+
+    async def commit(self, *, keep_last: int | None = None, metrics: bytes = b"") -> Path:
+        """Let it appear, and return its folder; then remove all but the newest `keep_last`.
+
+        Args:
+            keep_last: how many stay; None keeps all.
+            metrics: lines of metrics to store with it, because the run's own file has no place for them.
+
+        Raises: CheckpointError if it could not be written; nothing of it stays.
+        """
+        return await run_to_its_end(_commit, self._writer, keep_last, metrics)
+
+    async def discard(self) -> None:
+        """Remove it, unless it was committed."""
+        await run_to_its_end(self._writer.discard)
+
+
+async def prepare_checkpoint(
+    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]
+) -> PreparedCheckpoint:
+    """Write a checkpoint off the loop, up to the step that lets it appear. Arguments and errors as of `save_checkpoint`."""
+    _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
+    writing = asyncio.ensure_future(asyncio.to_thread(_prepare, root, state, parts))
+    try:
+        return PreparedCheckpoint(await to_its_end(writing))
+    except asyncio.CancelledError:
+        if not writing.cancelled() and writing.exception() is None:  # no caller is left to commit it
+            await run_to_its_end(writing.result().discard)
+        raise
+
+
+async def save_checkpoint(
+    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], *, keep_last: int | None = None
+) -> Path:
+    """Write a checkpoint off the loop and return its folder; then remove all but the newest `keep_last`.
+
+    `root` belongs to one run: what an earlier crash left half-written there is removed first.
+    `parts` are packed in a thread: hand over values that nobody changes until this returns, such as frozen structs.
+    A version that was saved before is saved beside it, under `update-000012-1`, and counts as newer.
+
+    Raises: CheckpointError if it could not be written (a full disk, say): older checkpoints stay, nothing half-written
+        shows. TypeError for a part that cannot be packed.
+    """
+    if keep_last is not None and keep_last < 1:
+        raise ValueError(f"keep_last is {keep_last}, expected at least 1, or None to keep all.")
+    _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
+    return await run_to_its_end(_save, root, state, parts, keep_last)
+
+
+async def load_checkpoint(folder: Path) -> Checkpoint:
+    """Verify and read a checkpoint off the loop. Raises: CheckpointError if it is half-written, damaged or renamed."""
+    return await run_to_its_end(_load, folder)
+
+
+async def verify_checkpoint(folder: Path) -> int:
+    """Check every byte of a checkpoint off the loop, and give its weight version. Raises: as `load_checkpoint`."""
+    return (await run_to_its_end(_verified, folder))[0].weight_version
+
+
+def _prepare(root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]) -> FolderWriter:
+    packed = {name: pack(part) for name, part in parts.items()}
+    try:
+        remove_what_a_crash_left(root)
+        folder = free_name(root, state.weight_version)
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be written: {error}") from error
+    writer = FolderWriter(folder, _num_bytes(state, packed))
+    try:
+        with writer.explained():
+            _write(writer, state, packed)
+        writer.seal()
+    except BaseException:
+        writer.discard()
+        raise
+    return writer
+
+
+def _commit(writer: FolderWriter, keep_last: int | None, metrics: bytes = b"") -> Path:
+    try:
+        if metrics:
+            with writer.explained():
+                writer.write_bytes(METRICS, metrics)
+        folder = writer.commit()
+    finally:
+        writer.discard()
+    if keep_last is not None:
+        prune(folder.parent, keep_last)
+    return folder
+
+
+def _save(root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], keep_last: int | None) -> Path:
+    return _commit(_prepare(root, state, parts), keep_last)
+
+
+def _require_words(names: Iterable[str]) -> None:
+    for name in names:
+        if not _PART_NAME.fullmatch(name):
+            raise ValueError(f"the name {name!r} of a part or agent is not a word of letters, digits, '-' and '_'.")
+
+
+def _write(writer: FolderWriter, state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> None:
+    for below, each in _by_folder(state).items():
+        writer.write_tensors(f"{below}{POLICY_TENSORS}", each.policy)
+        for name, data in each.policy_files.items():
+            writer.write_bytes(f"{below}policy/{name}", data)
+        writer.write_tensors(f"{below}{OPTIMIZER_TENSORS}", each.optimizer)
+        writer.write_tensors(f"{below}{RNG_TENSORS}", each.rng)
+    if state.critic:
+        writer.write_tensors(CRITIC_TENSORS, state.critic)
+    for name, data in packed.items():
+        writer.write_bytes(_part_file(name), data)
+    agents = tuple(state.members) if isinstance(state, TeamState) else ()
+    writer.write_bytes(HEADER, msgspec.json.encode(CheckpointHeader(FORMAT, state.weight_version, agents)))
+
+
+def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
+    entries, header = verify_folder(folder), read_header(folder)
+    if header.format != FORMAT:
+        raise CheckpointError(f"{folder} has format {header.format}, expected {FORMAT}.")
+    if update_in_name(folder) not in (None, header.weight_version):
+        raise CheckpointError(
+            f"{folder} is named for update {update_in_name(folder)}, but its {HEADER} says {header.weight_version}; give "
+            f"it its own name, update-{header.weight_version:06d}, or take another one."
+        )
+    return header, entries
+
+
+def _load(folder: Path) -> Checkpoint:
+    header, entries = _verified(folder)
+    try:
+        critic = load_file(folder / CRITIC_TENSORS) if CRITIC_TENSORS in entries else {}
+        state: TrainingState | TeamState
+        if header.agents:
+            members = {agent: _read(folder, entries, header, _agent_folder(agent)) for agent in header.agents}
+            state = TeamState(members, critic)
+        else:
+            state = replace(_read(folder, entries, header, ""), critic=critic)
+        metrics = (folder / METRICS).read_bytes() if METRICS in entries else b""
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} is not a checkpoint of a run: {error}") from error
+    parts = {Path(name).stem for name in entries if name.startswith("parts/")}
+    return Checkpoint(folder, state, frozenset(parts), metrics)
+
+
+def _read(folder: Path, entries: Collection[str], header: CheckpointHeader, below: str) -> TrainingState:
+    """One policy and what belongs to it, from a subfolder (or "")."""
+    start = f"{below}policy/"
+    files = [name for name in entries if name.startswith(start) and name != f"{below}{POLICY_TENSORS}"]
+    return TrainingState(
+        weight_version=header.weight_version,
+        policy=load_file(folder / f"{below}{POLICY_TENSORS}"),
+        optimizer=load_file(folder / f"{below}{OPTIMIZER_TENSORS}"),
+        rng=load_file(folder / f"{below}{RNG_TENSORS}"),
+        policy_files={name.removeprefix(start): (folder / name).read_bytes() for name in files},
+    )
+
+
+def _by_folder(state: TrainingState | TeamState) -> dict[str, TrainingState]:
+    """Each policy by the subfolder that it is written to; one alone has none."""
+    if isinstance(state, TrainingState):
+        return {"": state}
+    return {_agent_folder(name): each for name, each in state.members.items()}
+
+
+def _agent_folder(name: str) -> str:
+    return f"agents/{name}/"
+
+
+def _num_bytes(state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> int:
+    states = _by_folder(state).values()
+    tensors: list[Mapping[str, Tensor]] = [state.critic]
+    for each in states:
+        tensors += [each.policy, each.optimizer, each.rng]
+    num_tensor_bytes = sum(tensor.nbytes for group in tensors for tensor in group.values())
+    files = [*packed.values(), *(data for each in states for data in each.policy_files.values())]
+    return num_tensor_bytes + sum(map(len, files)) + MARGIN_BYTES
+
+
+def _part_file(name: str) -> str:
+    return f"parts/{name}.msgpack"

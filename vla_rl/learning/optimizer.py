@@ -1,0 +1,202 @@
+"""AdamW with warm-up, clipping, and a skip for gradients that are not finite; its state by parameter name.
+
+Weights in bfloat16 have a float32 master each: an update at a usual learning rate is smaller than the distance between two
+bfloat16 numbers, so that most of it would be rounded away.
+
+    backward ─► gradient, bfloat16 ─► added to the master's, float32     (and forgotten, as soon as it is complete)
+    step     ─► AdamW moves the masters ─► the weights are the masters, rounded
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from vla_rl.errors import CheckpointError
+from vla_rl.learning.config import OptimizerConfig
+
+_log = logging.getLogger(__name__)
+
+MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps for each parameter that ever had a gradient."""
+
+MASTER: Final = "master"
+"""Kind of the saved tensors that are float32 masters."""
+
+NUM_STEPS: Final = "num_steps"
+"""Name of the step count among the saved tensors; no parameter name is a single word."""
+
+
+_HOOKS: Final = WeakTensorKeyDictionary()
+"""What hands on the gradients of a parameter that is not float32."""
+
+
+class DivergedError(FloatingPointError):
+    """Several optimizer steps one after another had a gradient with NaN or infinity."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Before clipping; NaN or infinite where the step was skipped."""
+
+    lr: float
+    is_skipped: bool
+
+
+def training_bytes(network: nn.Module) -> int:
+    """Memory that teaching takes besides the weights: gradients, moments and masters, all of them float32."""
+    kept = (
+        (parameter.numel(), 3 if parameter.dtype == torch.float32 else 4) for parameter in _trained(network).values()
+    )
+    return sum(4 * numbers * num_tensors for numbers, num_tensors in kept)
+
+
+class PolicyOptimizer:
+    """Optimises all parameters of a network that require a gradient. Lives on the device lane.
+
+    Build it before anything in the process creates a GL context: AdamW imports libraries that crash after Mesa's. A learner
+    process does not render.
+
+    A parameter in bfloat16 belongs to the optimizer that was built last: its gradients go to that one's masters, and at each
+    step it becomes what its master is. Whoever writes other weights into the network builds an optimizer anew, or loads the
+    saved state that belongs to them.
+    """
+
+    def __init__(self, network: nn.Module, config: OptimizerConfig) -> None:
+        self._config = config
+        self._parameters = _trained(network)
+        self._masters = {
+            name: nn.Parameter(parameter.detach().float())
+            for name, parameter in self._parameters.items()
+            if parameter.dtype != torch.float32
+        }
+        self._rounded: list[Tensor] = [self._parameters[name] for name in self._masters]
+        for parameter, master in zip(self._rounded, self._masters.values(), strict=True):
+            if parameter in _HOOKS:
+                _HOOKS[parameter].remove()
+            _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_hand_on, master)
+            )
+        self._moved = {**self._parameters, **self._masters}
+        self._adamw = torch.optim.AdamW(
+            self._moved.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+        )
+        self._num_steps = 0
+        self._num_skips_in_a_row = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps tried, skipped ones included; the learning rate follows it."""
+        return self._num_steps
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        self._adamw.zero_grad()
+
+    def step(self) -> StepReport:
+        """Clip and apply the gradients, or skip them where they are not finite.
+
+        Raises: DivergedError after `max_skips_in_a_row` skipped steps.
+        """
+        lr = self.learning_rate()
+        self._num_steps += 1
+        grad_norm = float(nn.utils.clip_grad_norm_(list(self._moved.values()), self._config.max_grad_norm))
+        if not math.isfinite(grad_norm):
+            self._skip(grad_norm)
+            return StepReport(grad_norm=grad_norm, lr=lr, is_skipped=True)
+        self._num_skips_in_a_row = 0
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        if self._masters:
+            with torch.no_grad():
+                torch._foreach_copy_(self._rounded, list(self._masters.values()))
+        self.zero_grad()
+        return StepReport(grad_norm=grad_norm, lr=lr, is_skipped=False)
+
+    def learning_rate(self) -> float:
+        """Of the next step: linear warm-up, then constant or a cosine down to `final_lr_share`."""
+        config, step = self._config, self._num_steps
+        if step < config.warmup_steps:
+            return config.lr * (step + 1) / config.warmup_steps
+        if config.decay_steps is None:
+            return config.lr
+        progress = min((step - config.warmup_steps) / (config.decay_steps - config.warmup_steps), 1.0)
+        cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+        return config.lr * (config.final_lr_share + (1.0 - config.final_lr_share) * cosine)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its whole state as named tensors; views, not copies."""
+        state = {NUM_STEPS: torch.tensor(self._num_steps)}
+        for name, moved in self._moved.items():
+            for moment, tensor in self._adamw.state.get(moved, {}).items():
+                state[f"{moment}/{name}"] = tensor
+        state |= {f"{MASTER}/{name}": master.detach() for name, master in self._masters.items()}
+        return state
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a saved state, when the network has its weights already.
+
+        Raises: CheckpointError where names or shapes are not this network's.
+        """
+        found = dict(tensors)
+        exact = {name: found.pop(f"{MASTER}/{name}") for name in self._parameters if f"{MASTER}/{name}" in found}
+        try:
+            num_steps = int(found.pop(NUM_STEPS))
+            states = {}
+            for index, (name, parameter) in enumerate(self._moved.items()):
+                if f"{MOMENTS[0]}/{name}" in found:
+                    states[index] = {moment: found.pop(f"{moment}/{name}").clone() for moment in MOMENTS}
+                    _require_shape(name, states[index]["exp_avg"], parameter)
+        except KeyError as error:
+            raise CheckpointError(f"the optimizer's state has no {error}; it is not whole.") from error
+        if found:
+            raise CheckpointError(f"the optimizer's state has unknown names, such as {min(found)!r}.")
+        for name, saved in exact.items():
+            _require_shape(name, saved, self._parameters[name])
+        with torch.no_grad():
+            for name, moved in self._moved.items():
+                moved.copy_(exact.get(name, self._parameters[name]))
+        groups = self._adamw.state_dict()["param_groups"]
+        self._adamw.load_state_dict({"state": states, "param_groups": groups})
+        self._num_steps = num_steps
+
+    def _skip(self, grad_norm: float) -> None:
+        self.zero_grad()
+        self._num_skips_in_a_row += 1
+        _log.error("optimizer step %d skipped: its gradient norm is %s", self._num_steps, grad_norm)
+        if self._num_skips_in_a_row >= self._config.max_skips_in_a_row:
+            raise DivergedError(
+                f"{self._num_skips_in_a_row} optimizer steps in a row had a gradient that is not finite (norm {grad_norm}); "
+                "expected finite ones. Resume from an older checkpoint with a smaller lr, or look for NaN in the rewards."
+            )
+
+
+def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
+def _hand_on(master: nn.Parameter, parameter: Tensor) -> None:
+    """Add a complete gradient to the master's."""
+    assert parameter.grad is not None
+    if master.grad is None:
+        master.grad = parameter.grad.float()
+    else:
+        master.grad += parameter.grad
+    parameter.grad = None
+
+
+def _require_shape(name: str, saved: Tensor, parameter: Tensor) -> None:
+    if saved.shape != parameter.shape:
+        raise CheckpointError(
+            f"the optimizer's state of {name} is {list(saved.shape)}, expected {list(parameter.shape)}."
+        )

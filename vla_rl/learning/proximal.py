@@ -1,0 +1,105 @@
+"""What some losses need to know about the weights before an update or a step, computed in forward passes of their own.
+
+    proximal log-probs    the learner's own weights before the update: decoupled losses, and the correction of an engine
+                          that computes something slightly different
+    sequence log-ratios   the mean over a whole trajectory, whose decisions may lie in different micro-batches: GSPO, GMPO,
+                          and for OPSM the drift from the engine; they follow the weights, so every optimizer step asks anew
+    chosen tokens         which tokens a loss drops or penalises, chosen among the whole mini-batch: clip_cov, kl_cov,
+                          M2PO; where that is one micro-batch, the loss itself chooses
+
+A loss that needs neither (the clipped surrogate) costs no forward pass here.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from vla_rl.algorithms.losses import (
+    TokenBatch,
+    behavior_weights,
+    chosen_tokens,
+    engine_correction,
+    sequence_drift,
+    sequence_log_ratio,
+)
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.learning.config import LearnerConfig
+from vla_rl.learning.decisions import Decisions
+from vla_rl.learning.scoring import Scorer
+
+
+class Proximal:
+    """Adds those columns to decisions, where the loss needs them."""
+
+    def __init__(self, model: TokenModel[Any], lane: DeviceLane, config: LearnerConfig) -> None:
+        self._loss, self._size = config.loss, config.micro_batch_size
+        self._scorer = Scorer(model, lane, self._size, work="proximal")
+        self.metrics: dict[str, float] = {}
+        """How far the last update's proximal log-probs were from the engine's, staleness included; empty without them."""
+
+    async def before_update(self, decisions: Decisions) -> Decisions:
+        """With the log-probs of the weights before the update, and the engine correction over all of it."""
+        self.metrics = {}
+        if not (self._loss.needs_proximal or self._needs_sequences(decisions)):
+            return decisions
+        proximal = await self._scorer.log_probs(decisions)
+        correction = engine_correction(
+            self._loss.correction, proximal, decisions.behavior_log_prob, decisions.mask, decisions.sequence
+        )
+        self.metrics = {f"mismatch/{name}": value for name, value in correction.diagnostics.metrics().items()}
+        decisions = replace(decisions, proximal_log_prob=proximal)
+        if self._loss.correction.is_active:
+            return replace(decisions, correction_weight=correction.weight)
+        if self._loss.name == "decoupled_ppo":
+            return replace(decisions, correction_weight=self._behavior_weights(decisions, proximal))
+        return decisions
+
+    async def before_step(self, minibatch: Decisions, *, is_first: bool) -> Decisions:
+        """With the log-ratio of each trajectory, or the tokens that the loss chooses; the first step of an update still has
+        the weights before it."""
+        needs_sequences, needs_choice = self._needs_sequences(minibatch), self._needs_choice(minibatch)
+        if not (needs_sequences or needs_choice):
+            return minibatch
+        current = minibatch.proximal_log_prob if is_first else None
+        if current is None:
+            current = await self._scorer.log_probs(minibatch)
+        batch = _token_batch(minibatch, current)
+        if needs_choice:
+            return replace(minibatch, chosen_tokens=chosen_tokens(self._loss, batch))
+        if self._loss.needs_sequence_drift:
+            minibatch = replace(minibatch, sequence_drift=sequence_drift(batch, minibatch.sequence))
+        if self._loss.needs_sequence_log_ratio:
+            means = sequence_log_ratio(self._loss, batch, minibatch.sequence)
+            minibatch = replace(minibatch, sequence_log_ratio=means)
+        return minibatch
+
+    def _behavior_weights(self, decisions: Decisions, proximal: Tensor) -> Tensor:
+        numbers = self._loss.parameters
+        return behavior_weights(
+            _token_batch(decisions, proximal),
+            behavior_weight_cap=numbers["behavior_weight_cap"],
+            level=numbers["level"],
+            sequence=decisions.sequence,
+        )
+
+    def _needs_sequences(self, decisions: Decisions) -> bool:
+        is_split = len(set(decisions.sequence.tolist())) < len(decisions)
+        return is_split and (self._loss.needs_sequence_log_ratio or self._loss.needs_sequence_drift)
+
+    def _needs_choice(self, minibatch: Decisions) -> bool:
+        is_whole = self._size.tokens is None and len(minibatch) <= self._size.rows
+        return self._loss.needs_chosen_tokens and not is_whole
+
+
+def _token_batch(decisions: Decisions, log_prob: Tensor) -> TokenBatch:
+    return TokenBatch(
+        log_prob=log_prob,
+        behavior_log_prob=decisions.behavior_log_prob,
+        advantage=decisions.advantage,
+        mask=decisions.mask,
+        proximal_log_prob=decisions.proximal_log_prob,
+        action_tokens=decisions.action_tokens,
+        correction_weight=decisions.correction_weight,
+    )

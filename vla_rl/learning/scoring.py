@@ -1,0 +1,103 @@
+"""Log-probs of decisions already made, without gradient: the forward passes beside the one that learns."""
+
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.learning.config import MicroBatchSize
+from vla_rl.learning.decisions import Decisions, decisions_of
+from vla_rl.learning.micro_batches import micro_batches
+from vla_rl.learning.sound_numbers import require_log_probs
+from vla_rl.types import Trajectory
+
+RowsT = TypeVar("RowsT")
+ResultT = TypeVar("ResultT")
+
+DISAGREES: Final = "look for NaN or infinity in its weights, and whether it may choose the same tokens as the engine"
+
+
+class Scorer:
+    """Asks a policy model how likely it would have chosen what was chosen.
+
+    Args:
+        model: whose present weights are asked.
+        lane: computes, one micro-batch at a time.
+        size: of the micro-batches.
+        work: under which the lane's time is counted.
+        whose: what an error calls the model.
+    """
+
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        lane: DeviceLane,
+        size: MicroBatchSize,
+        work: str = "log_probs",
+        whose: str = "the learner's",
+    ) -> None:
+        self._model, self._lane, self._size, self._work, self._whose = model, lane, size, work, whose
+
+    async def log_probs(self, decisions: Decisions) -> Tensor:
+        """Score every token: float32 [N, T] on the CPU, 0 in the padding, at the temperatures of the decisions.
+
+        Raises: ValueError for a number that no log-prob can be, naming its episode and decision.
+        """
+        indices = micro_batches(decisions.num_read, self._size)
+        parts = [decisions.rows(index) for index in indices]
+        results = await in_parts(self._lane, self._prepare, self._score, parts, self._work)
+        scores = torch.zeros(decisions.mask.shape)
+        for index, result in zip(indices, results, strict=True):
+            scores[index, : result.shape[1]] = result
+        require_log_probs(decisions, scores, self._whose, DISAGREES)
+        return scores
+
+    def _prepare(self, rows: Decisions) -> Any:
+        return self._model.prepare(rows.observations)
+
+    def _score(self, batch: Any, rows: Decisions) -> Tensor:
+        device = next(self._model.network.parameters()).device
+        with torch.no_grad():
+            log_probs, _ = self._model.log_probs(batch, rows.tokens.to(device), rows.temperature.to(device))
+        return log_probs.float().cpu()
+
+
+class Reference:
+    """A frozen copy of the policy as it is now: the anchor of a KL term.
+
+    A pipeline whose coefficient is 0 has no reference at all: neither the copy nor its forward passes are made.
+    """
+
+    def __init__(
+        self, model: TokenModel[Any], lane: DeviceLane, micro_batch: int, micro_batch_tokens: int | None = None
+    ) -> None:
+        self._frozen = model.copy()
+        self._frozen.network.requires_grad_(False)
+        size = MicroBatchSize(micro_batch, micro_batch_tokens)
+        self._scorer = Scorer(self._frozen, lane, size, work="reference", whose="the reference's")
+
+    async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
+        """For each trajectory float32 [T] of each decision."""
+        decisions = decisions_of(trajectories, [0.0] * len(trajectories))
+        scores = iter(decisions.by_decision(await self._scorer.log_probs(decisions)))
+        return [[next(scores) for _ in trajectory.steps] for trajectory in trajectories]
+
+
+async def in_parts(
+    lane: DeviceLane,
+    prepare: Callable[[RowsT], Any],
+    compute: Callable[[Any, RowsT], ResultT],
+    parts: Sequence[RowsT],
+    work: str,
+) -> list[ResultT]:
+    """`compute(prepare(rows), rows)` for every part: prepared one ahead on the host, computed on the device lane."""
+    results: list[ResultT] = []
+    async with aclosing(lane.prepared_ahead(prepare, parts)) as prepared:
+        async for rows, batch in prepared:
+            results.append(await lane.run(compute, batch, rows, work=work))
+    return results

@@ -1,0 +1,147 @@
+"""What every learner does with a policy model: step its optimizer, publish its weights, give and take its whole state.
+
+All methods here run on the device lane. A state is a snapshot, not a view: the next step does not change it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.errors import CheckpointError
+from vla_rl.learning.config import OptimizerConfig
+from vla_rl.learning.optimizer import PolicyOptimizer, StepReport
+
+
+class WeightSink(Protocol):
+    """Who acts with the learner's weights, such as a `TorchEngine`."""
+
+    @property
+    def network(self) -> nn.Module:
+        """The weights that act; the learner's own network where they are shared."""
+        ...
+
+    def adopt(self, network: nn.Module, weight_version: int) -> None:
+        """Take over weights and version, on the device lane."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything that the next update depends on: plain tensors on the CPU, by name."""
+
+    weight_version: int
+    policy: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    rng: Mapping[str, Tensor]
+    policy_files: Mapping[str, bytes]
+    """Small files that make the policy's tensors a checkpoint of their own, such as its `config.json`."""
+
+    critic: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of the critic, where there is one."""
+
+
+@dataclass(frozen=True)
+class TeamState:
+    """The states of several policies that learn in one run."""
+
+    members: Mapping[str, TrainingState]
+    """By the name of the agent that each acts for; at least one, and all of one weight version."""
+
+    critic: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of their critics, where there are any."""
+
+    @property
+    def weight_version(self) -> int:
+        """Updates that all have been through."""
+        return min(state.weight_version for state in self.members.values())
+
+
+class Training:
+    """A policy model, its optimizer and the version of its weights."""
+
+    def __init__(
+        self, model: TokenModel[Any], config: OptimizerConfig, publish_to: Sequence[WeightSink], weight_version: int
+    ) -> None:
+        self.model = model
+        self.optimizer = PolicyOptimizer(model.network, config)
+        self.weight_version = weight_version
+        self._sinks = tuple(publish_to)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.model.network.parameters()).device
+
+    def step(self, publish: bool) -> StepReport:
+        """One optimizer step; with `publish`, the version rises and the weights go out in the same breath.
+
+        A skipped step is published too: whoever is paced by versions goes on, with the weights of the version before.
+        """
+        report = self.optimizer.step()
+        if publish:
+            self.weight_version += 1
+            self.publish()
+        return report
+
+    def stand_still(self) -> None:
+        """A new version of the same weights: of an update that taught nothing. The optimizer does not move."""
+        self.weight_version += 1
+        self.publish()
+
+    def publish(self) -> None:
+        """Hand the present weights and their version to everybody who acts with them."""
+        for sink in self._sinks:
+            sink.adopt(self.model.network, self.weight_version)
+
+    def snapshot(self) -> TrainingState:
+        """A copy of everything, on the CPU."""
+        return TrainingState(
+            weight_version=self.weight_version,
+            policy=_copied(self.model.checkpoint_tensors()),
+            optimizer=_copied(self.optimizer.tensors()),
+            rng=_random_state(),
+            policy_files=dict(self.model.checkpoint_files()),
+        )
+
+    def restore(self, state: TrainingState) -> None:
+        """Go on from a snapshot, and publish it. Raises: CheckpointError where it is another policy's."""
+        self.model.load_checkpoint_tensors(state.policy)
+        self.optimizer.load_tensors(state.optimizer)
+        _set_random_state(state.rng)
+        self.weight_version = state.weight_version
+        self.publish()
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _random_state() -> dict[str, Tensor]:
+    # NumPy's legacy global generator: libraries still draw from it
+    _, keys, position, has_gauss, cached = np.random.get_state()
+    state = {
+        "torch": torch.get_rng_state().clone(),
+        "numpy_keys": torch.from_numpy(np.asarray(keys, dtype=np.uint32).astype(np.int64)),
+        "numpy_rest": torch.tensor([float(position), float(has_gauss), float(cached)], dtype=torch.float64),
+    }
+    for index in range(torch.cuda.device_count()):
+        state[f"cuda_{index}"] = torch.cuda.get_rng_state(index).clone()
+    return state
+
+
+def _set_random_state(state: Mapping[str, Tensor]) -> None:
+    try:
+        position, has_gauss, cached = state["numpy_rest"].tolist()
+        keys = state["numpy_keys"].numpy().astype(np.uint32)
+        torch.set_rng_state(state["torch"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"the random state is not one that was saved here: {error!r}") from error
+    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))
+    for index in range(torch.cuda.device_count()):
+        if f"cuda_{index}" in state:
+            torch.cuda.set_rng_state(state[f"cuda_{index}"], index)

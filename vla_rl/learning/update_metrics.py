@@ -1,0 +1,90 @@
+"""The figures of an update, summed on the device micro-batch by micro-batch and read once at the end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms.losses import Diagnostics
+from vla_rl.learning.optimizer import StepReport
+
+
+@dataclass(frozen=True)
+class MicroBatchSums:
+    """Of one micro-batch, on the device and without gradient; each is a tensor of shape []."""
+
+    loss: Tensor
+    entropy_sum: Tensor
+    diagnostics: Diagnostics
+    gap_sum: Tensor
+    gap_max: Tensor
+    num_compared: Tensor
+    tokens: Tensor
+    """float64 [2, n]: of each unmasked token the version that chose it, and |log-ratio|."""
+
+    first_unsound: Tensor
+    """int64 []: see `sound_numbers.first_unsound`."""
+
+
+def update_metrics(
+    sums: Sequence[MicroBatchSums], reports: Sequence[StepReport], weight_version: int
+) -> dict[str, float]:
+    """Metrics by path.
+
+    Args:
+        sums: of all micro-batches of the update.
+        reports: of its optimizer steps; none where the update taught nothing, which `update/taught` says.
+        weight_version: of the learner before the update.
+
+    Returns: `update/loss` is the mean over the optimizer steps. `update/log_prob_gap_mean` and `_max`, |learner's log-prob -
+    engine's| of the same tokens under the same weights, are there only where some decisions were made by the newest version.
+    `update/log_ratio_abs/staleness_K` is the mean |log-ratio| over the tokens of decisions K updates old, over all steps.
+    """
+    if not reports:
+        return {"update/taught": 0.0}
+    diagnostics = reduce(add, (part.diagnostics for part in sums))
+    num_tokens = max(float(diagnostics.num_tokens), 1.0)
+    metrics = {
+        "update/taught": 1.0,
+        "update/loss": float(torch.stack([part.loss for part in sums]).sum()) / len(reports),
+        "update/entropy": float(torch.stack([part.entropy_sum for part in sums]).sum()) / num_tokens,
+        **{f"update/{name}": value for name, value in diagnostics.metrics().items()},
+        "update/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
+        "update/lr": reports[-1].lr,
+        "update/steps": float(len(reports)),
+        "update/skipped_steps": float(sum(report.is_skipped for report in reports)),
+        "update/tokens": float(diagnostics.num_tokens),
+    }
+    metrics |= _by_staleness(torch.cat([part.tokens for part in sums], dim=1), weight_version)
+    gap = mean_gap(sums)
+    if gap is not None:
+        metrics["update/log_prob_gap_mean"] = gap
+        metrics["update/log_prob_gap_max"] = float(torch.stack([part.gap_max for part in sums]).max())
+    return metrics
+
+
+def staleness_metrics(staleness: Tensor) -> dict[str, float]:
+    """Of int64 [n], for each token the learner's version minus the one that acted."""
+    return {
+        "update/staleness_mean": float(staleness.float().mean()),
+        "update/staleness_max": float(staleness.max()),
+    }
+
+
+def mean_gap(sums: Sequence[MicroBatchSums]) -> float | None:
+    """Mean |learner's log-prob - engine's| over the tokens that the very same weights chose; None where there are none."""
+    num_compared = int(torch.stack([part.num_compared for part in sums]).sum())
+    return float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared if num_compared else None
+
+
+def _by_staleness(tokens: Tensor, weight_version: int) -> dict[str, float]:
+    versions, sizes = tokens
+    metrics = {}
+    for version in versions.unique().tolist():
+        chosen = versions == version
+        name = f"update/log_ratio_abs/staleness_{weight_version - int(version)}"
+        metrics[name] = float(sizes[chosen].mean())
+    return metrics

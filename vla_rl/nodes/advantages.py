@@ -1,0 +1,112 @@
+"""The advantage node: rewards, and values where there is a critic, become what the learner is told of each decision.
+
+Without a critic, each agent is compared with itself: what it earned in an episode, with what it earned in the others of the
+group. With one, the decisions of all agents stand in one row, in the order in which they were made.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, RewardBatch, advantage_estimator
+from vla_rl.algorithms.advantages.from_trajectories import reward_batch_of
+from vla_rl.graph import NodeOutput
+from vla_rl.learning.critic import Judged
+from vla_rl.nodes.rewards import Reward, by_decision, by_group, outcome, outcomes_by_agent
+from vla_rl.types import AgentPart, Group, Trajectory, agents_of, parts_of
+
+
+def members_of(groups: Sequence[Group]) -> list[Trajectory]:
+    """All trajectories, group by group."""
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+class GroupAdvantage:
+    """The node function without a critic: writes `advantages`, of each trajectory float32 [decisions]."""
+
+    def __init__(self, config: AdvantageConfig) -> None:
+        self._estimate: AdvantageEstimator = advantage_estimator(config)
+
+    async def __call__(self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> NodeOutput:
+        """Advantages of all trajectories, group by group; an agent's are those of its own decisions and returns."""
+        trajectories = members_of(groups)
+        flat = [reward for of_group in by_group(groups, rewards) for reward in of_group]
+        advantages = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
+        informative: list[bool] = []
+        for agent in agents_of(trajectories):
+            parts = parts_of(trajectories, agent)
+            batch = _batch_of_agent(agent, parts, trajectories, flat)
+            made = self._estimate(batch).per_trajectory()
+            for part, advantage in zip(parts, made, strict=True):
+                advantages[part.row][list(part.decisions)] = advantage
+            informative += [bool(np.ptp(batch.rewards[rows]) > 0.0) for rows in batch.groups("the advantage node")]
+        metrics = {"advantage/groups_that_teach": float(np.mean(informative)), **_spread(np.concatenate(advantages))}
+        return NodeOutput(advantages, metrics=metrics)
+
+
+class CriticAdvantage:
+    """The node function with a critic: writes `advantages` and `returns`, of each trajectory float32 [decisions]."""
+
+    def __init__(self, config: AdvantageConfig) -> None:
+        self._estimate: AdvantageEstimator = advantage_estimator(config)
+
+    async def __call__(
+        self,
+        groups: Sequence[Group],
+        rewards: Sequence[Sequence[Reward]] | np.ndarray,
+        judged: Sequence[Sequence[Judged]],
+    ) -> NodeOutput:
+        """Advantages and returns of all trajectories, group by group."""
+        flat = [each for of_group in judged for each in of_group]
+        made = self._estimate(reward_batch(groups, by_group(groups, rewards), flat))
+        acted = made.advantage if made.mask is None else made.advantage[made.mask]
+        return NodeOutput(
+            values={"advantages": made.per_trajectory(), "returns": made.returns_per_trajectory()},
+            metrics=_spread(acted),
+        )
+
+
+def reward_batch(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: Sequence[Judged]) -> RewardBatch:
+    """What an estimator with a critic is given: one row a trajectory, one column a decision, whoever made it.
+
+    A time limit cuts an episode off (`judged` says what was still to come); success and failure end it.
+    """
+    trajectories = members_of(groups)
+    pairs = list(zip(trajectories, [reward for of_group in rewards for reward in of_group], strict=True))
+    return reward_batch_of(
+        trajectories,
+        np.array([outcome(*pair) for pair in pairs]),
+        step_rewards=[by_decision(*pair) for pair in pairs],
+        values=[each.values for each in judged],
+        final_values=np.array([each.bootstrap for each in judged]),
+    )
+
+
+def _batch_of_agent(
+    agent: str, parts: Sequence[AgentPart], trajectories: Sequence[Trajectory], rewards: Sequence[Reward]
+) -> RewardBatch:
+    """What an estimator without a critic is given about one agent: one row for each episode in which it decided.
+
+    Where a member of a group played greedily, what the agent earned in it is what ReMax compares the others with.
+    """
+    own: list[Reward] = [
+        rewards[part.row] if np.ndim(rewards[part.row]) == 0 else np.asarray(rewards[part.row])[list(part.decisions)]
+        for part in parts
+    ]
+    greedy = {
+        trajectory.episode.group_id: outcomes_by_agent(trajectory, reward).get(agent, 0.0)
+        for trajectory, reward in zip(trajectories, rewards, strict=True)
+        if trajectory.episode.sampling.greedy
+    }
+    alone = [part.trajectory for part in parts]
+    groups = [each.episode.group_id for each in alone]
+    return reward_batch_of(
+        alone,
+        np.array([float(np.sum(reward)) for reward in own]),
+        step_rewards=[by_decision(*pair) for pair in zip(alone, own, strict=True)],
+        greedy_rewards=np.array([greedy[group] for group in groups]) if greedy.keys() >= set(groups) else None,
+    )
+
+
+def _spread(advantage: np.ndarray) -> dict[str, float]:
+    return {"advantage/std": float(advantage.std()), "advantage/max": float(np.abs(advantage).max())}

@@ -1,0 +1,133 @@
+"""The nodes at both ends of a pipeline: collect groups at one, learn from them, save and show at the other."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vla_rl.actors.completion import carried_through
+from vla_rl.graph import NodeOutput, WrongInput
+from vla_rl.learning import Learner, LearnerTeam, UpdateReport
+from vla_rl.learning.rows import Advantage
+from vla_rl.nodes.advantages import members_of
+from vla_rl.nodes.selection import learnt_from
+from vla_rl.rollout import EpisodeScheduler
+from vla_rl.types import Group, Trajectory
+
+
+class Collect:
+    """The node function: the groups of an update, as they complete."""
+
+    def __init__(self, scheduler: EpisodeScheduler) -> None:
+        self._scheduler = scheduler
+
+    async def __call__(self, update: int) -> AsyncIterator[Group]:
+        """Yield each group once it is complete and kept."""
+        async for group in self._scheduler.groups_for_update(update):
+            yield group
+
+
+class Learn:
+    """The node function: one update of the policy, and its entry in the scheduler's books.
+
+    Args:
+        learner: updates the policy, or the policies of a team.
+        scheduler: keeps the books of episodes.
+        mask_truncated: do not learn from episodes that a limit cut off unsolved.
+        warmup_updates: called for the number of first updates in which the policy stands still while its critic learns.
+        snapshot: takes what a checkpoint holds.
+        is_due: tells whether the update of this version is followed by a checkpoint.
+    """
+
+    def __init__(
+        self,
+        learner: Learner | LearnerTeam,
+        scheduler: EpisodeScheduler,
+        *,
+        mask_truncated: bool,
+        warmup_updates: Callable[[], int],
+        snapshot: Callable[[], Awaitable[Any]],
+        is_due: Callable[[int], bool],
+    ) -> None:
+        self._learner, self._scheduler = learner, scheduler
+        self._mask_truncated, self._warmup_updates = mask_truncated, warmup_updates
+        self._snapshot, self._is_due = snapshot, is_due
+        self._is_learning = False
+        self.last_report: UpdateReport | None = None
+        """Report of the newest update."""
+
+    @property
+    def is_between_updates(self) -> bool:
+        """True if weights, optimizer and books are those of one whole update; never again after one that failed."""
+        return not self._is_learning and self._learner.weight_version == self._scheduler.version
+
+    async def __call__(
+        self,
+        groups: Sequence[Group],
+        advantages: Sequence[Advantage] | np.ndarray,
+        reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]] | None = None,
+    ) -> NodeOutput:
+        """Make one update; writes what to save if a checkpoint is due, else None.
+
+        The policy stands still while its critic is warmed up, and if no episode is left to learn from. An update that has
+        begun is carried to its end, so that weights and books never disagree about the version.
+
+        Args:
+            groups: of the update.
+            advantages: one for each episode of all groups, in order.
+            reference_log_probs: for each episode of each group, float32 [T] of each decision.
+        """
+        trajectories = members_of(groups)
+        if len(advantages) != len(trajectories):
+            raise WrongInput("advantages", f"there are {len(advantages)}, expected {len(trajectories)}, one an episode")
+        references = None
+        if reference_log_probs is not None:
+            references = [log_probs for of_group in reference_log_probs for log_probs in of_group]
+        update = self._update_of(trajectories, list(advantages), references)
+        self._is_learning = True  # and stays so if it raises: the weights may be those of half an update
+        report, is_cancelled = await carried_through(update)
+        self._scheduler.trained(groups, report.weight_version)
+        self._is_learning, self.last_report = False, report
+        if is_cancelled:
+            raise asyncio.CancelledError
+        snapshot = await self._snapshot() if self._is_due(report.weight_version) else None
+        return NodeOutput(values={"snapshot": snapshot}, metrics=report.metrics)
+
+    def _update_of(
+        self,
+        trajectories: list[Trajectory],
+        advantages: list[Advantage],
+        references: list[Sequence[np.ndarray]] | None,
+    ) -> Any:
+        """Return the coroutine of the update, not begun yet."""
+        kept, advantages = learnt_from(trajectories, advantages, mask_truncated=self._mask_truncated)
+        references = None if references is None else [references[row] for row in kept]
+        if not kept or self._scheduler.version < self._warmup_updates():
+            return self._learner.stand_still()
+        return self._learner.update([trajectories[row] for row in kept], advantages, references)
+
+
+class Save:
+    """The node function: prepare a checkpoint. It appears once the update has its line of metrics."""
+
+    def __init__(self, prepare: Callable[[Any], Awaitable[None]]) -> None:
+        self._prepare = prepare
+
+    async def __call__(self, snapshot: Any) -> None:
+        """Write `snapshot`, unless it is None."""
+        if snapshot is not None:
+            await self._prepare(snapshot)
+
+
+class Show:
+    """The node function: offer episodes to whatever draws them, which picks and does not wait."""
+
+    def __init__(self) -> None:
+        self.offer: Callable[[int, Sequence[Trajectory]], None] | None = None
+        """Takes the update and its episodes; None for as long as nothing draws them."""
+
+    async def __call__(self, update: int, groups: Sequence[Group]) -> None:
+        """Offer all episodes of the update."""
+        if self.offer is not None:
+            self.offer(update, members_of(groups))

@@ -1,0 +1,132 @@
+"""What is taken off a reward before it becomes an advantage: for length, and for distance from the reference policy."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
+from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
+from vla_rl.graph import NodeOutput
+from vla_rl.learning.rows import executed_tokens
+from vla_rl.nodes.rewards import Reward, by_decision, by_group
+from vla_rl.types import Group, Trajectory
+
+
+class OverlongPenalty:
+    """The node function: rewards of each group, less what their length in tokens costs."""
+
+    def __init__(self, config: OverlongConfig) -> None:
+        self._config = config
+
+    async def __call__(self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> NodeOutput:
+        """Rewards by group, of each episode float [decisions]; the penalty falls on the last decision."""
+        shaped, penalties = [], []
+        for group, of_group in zip(groups, by_group(groups, rewards), strict=True):
+            lengths = np.array([num_tokens(trajectory) for trajectory in group.trajectories])
+            penalty = overlong_penalty(lengths, self._config)
+            rows = [by_decision(*pair).copy() for pair in zip(group.trajectories, of_group, strict=True)]
+            for row, lost in zip(rows, penalty.tolist(), strict=True):
+                row[-1] += lost
+            shaped.append(rows)
+            penalties.append(penalty)
+        return NodeOutput(shaped, metrics={"reward/overlong_mean": float(np.concatenate(penalties).mean())})
+
+
+class KlCoefficient(msgspec.Struct, frozen=True):
+    """What a nat of distance costs."""
+
+    update: int
+    """The update it was used in last; -1 for none yet."""
+
+    coef: float
+    """In that update."""
+
+    next_coef: float
+
+    earlier: tuple[float, ...] = ()
+    """In the updates before it that may be made again, the newest last."""
+
+
+class KlPenalty:
+    """The node function: rewards of each group, less what the distance from the reference policy costs.
+
+    Its coefficient may adapt from update to update; it is all the state there is. An update that is made again, as after a
+    resume, has the coefficient that it had.
+
+    Args:
+        config: the coefficient, and how it adapts.
+        max_staleness: of the run; as many updates may be rewarded before the one that a checkpoint goes on with.
+    """
+
+    def __init__(self, config: KlRewardConfig, max_staleness: int) -> None:
+        self._config, self._max_staleness = config, max_staleness
+        self._state = KlCoefficient(update=-1, coef=config.coef, next_coef=config.coef)
+
+    async def __call__(
+        self,
+        update: int,
+        groups: Sequence[Group],
+        rewards: Sequence[Sequence[Reward]] | np.ndarray,
+        reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
+    ) -> NodeOutput:
+        """Rewards by group, of each episode float [decisions]: each decision answers for its own tokens."""
+        earlier, coef = self._coefs_until(update)
+        shaped, sums, counts = [], [], []
+        for group, of_group, references in zip(groups, by_group(groups, rewards), reference_log_probs, strict=True):
+            rows = []
+            for trajectory, reward, reference in zip(group.trajectories, of_group, references, strict=True):
+                kl = decision_kl(trajectory, reference)
+                everywhere = np.ones((1, len(kl)), bool)
+                row, _ = penalised_rewards(by_decision(trajectory, reward)[None], kl[None], everywhere, coef)
+                rows.append(row[0])
+                sums.append(float(kl.sum()))
+                counts.append(num_tokens(trajectory))
+            shaped.append(rows)
+        observed = mean_kl(np.array(sums), np.array(counts), self._config.average)
+        next_coef = next_kl_coef(self._config, coef, observed, len(sums))
+        self._state = KlCoefficient(update=update, coef=coef, next_coef=next_coef, earlier=earlier)
+        return NodeOutput(shaped, metrics={"reward/reference_kl": observed, "reward/kl_coef": coef})
+
+    def _coefs_until(self, update: int) -> tuple[tuple[float, ...], float]:
+        """Those of the updates before one, as far as they are kept, and its own."""
+        state = self._state
+        known = (*state.earlier, state.coef, state.next_coef)
+        place = min(max(len(state.earlier) + update - state.update, 0), len(known) - 1)
+        return known[max(place - self._max_staleness, 0) : place], known[place]
+
+    def state(self) -> KlCoefficient:
+        """A part of a checkpoint."""
+        return self._state
+
+    def restore(self, state: KlCoefficient) -> None:
+        """Go on with a coefficient."""
+        self._state = state
+
+
+def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.ndarray:
+    """Sum log pi_behavior - log pi_reference over the executed tokens of each decision, an estimate of the KL (k1).
+
+    Args:
+        trajectory: with the log-probs of the weights that acted.
+        reference: float32 [T] for each decision.
+
+    Returns: float64 [decisions]. Raises: ValueError for one that is not finite, naming the episode.
+    """
+    differences = [
+        np.where(executed_tokens(step), step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()
+        for step, row in zip(trajectory.steps, reference, strict=True)
+    ]
+    kl = np.array(differences)
+    bad = np.flatnonzero(~np.isfinite(kl))
+    if len(bad):
+        raise ValueError(
+            f"the distance of decision {bad[0]} of episode {trajectory.episode.episode_id} from the reference policy is "
+            f"{kl[bad[0]]}, expected a finite number; look at the log-probs of the reference and of the engine."
+        )
+    return kl
+
+
+def num_tokens(trajectory: Trajectory) -> int:
+    """Tokens that the policy chose and that had an effect."""
+    return int(sum(executed_tokens(step).sum() for step in trajectory.steps))

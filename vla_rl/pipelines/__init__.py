@@ -1,0 +1,76 @@
+"""The built-in pipelines, one file each: the graph of one update, and the settings that belong to it.
+
+    grpo ──┬── dapo, gspo, cpgd             no critic: episodes of a group are compared with each other
+           ├── ppo ─── embodied_ppo         a critic
+           └── embodied_grpo ─ embodied_srpo
+
+A pipeline is a function `(parts) -> Pipeline`; its module may hold `SETTINGS`, nested defaults of the configuration. Your
+own is named by `"module:function"` and gets both the same way.
+"""
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from vla_rl.algorithms.choices import chosen, is_function_path, load_function
+from vla_rl.graph import Pipeline
+from vla_rl.graph.paths import load_pipeline
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.pipelines.parts import Parts
+
+ConfigT = TypeVar("ConfigT", bound=LearningConfig)
+
+PIPELINES: Final = MappingProxyType(
+    {
+        name: f"vla_rl.pipelines.{name}:{name}"
+        for name in ("grpo", "ppo", "dapo", "gspo", "cpgd", "embodied_srpo", "embodied_grpo", "embodied_ppo")
+    }
+)
+"""Where each built-in pipeline is."""
+
+NAMED_TABLES: Final = ("loss", "advantage")
+"""Tables of the configuration whose fields belong to what their `name` chooses."""
+
+
+def make_pipeline(parts: Parts) -> Pipeline:
+    """The pipeline that the parts' configuration names. Raises: ConfigError with the nearest match; GraphError."""
+    return load_pipeline(_path(parts.config.pipeline), parts)
+
+
+def settings_of(pipeline: str) -> Mapping[str, Any]:
+    """The settings that belong to a pipeline, nested as in a file. Raises: ConfigError for an unknown name."""
+    path = _path(pipeline)
+    load_function(path, "pipeline")
+    settings: Mapping[str, Any] = vars(importlib.import_module(path.partition(":")[0])).get("SETTINGS", {})
+    return settings
+
+
+def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
+    """`config` with another pipeline and the settings that belong to it; all else stays as it was.
+
+    Raises: ConfigError for an unknown name, or settings that the rest of the configuration rules out.
+    """
+    settled = merged(msgspec.to_builtins(config), settings_of(pipeline), {"pipeline": pipeline})
+    return msgspec.convert(settled, type(config))
+
+
+def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables, the later ones on top. A loss or an advantage of another name replaces the whole table below it: its
+    numbers belonged to the old one."""
+    result: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            below = result.get(key)
+            if isinstance(below, Mapping) and isinstance(value, Mapping):
+                renamed = key in NAMED_TABLES and value.get("name", below.get("name")) != below.get("name")
+                result[key] = merged(value) if renamed else merged(below, value)
+            else:
+                result[key] = merged(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def _path(pipeline: str) -> str:
+    return pipeline if is_function_path(pipeline) else chosen(PIPELINES, pipeline, "pipeline")

@@ -1,0 +1,26 @@
+"""CPGD: log-probs are clipped instead of ratios, and drifting away from the policy that acted costs.
+
+    rollout ─► reward ─► advantage ─► update ─► checkpoint
+       └────────────────────┴───────────┘
+
+Liu et al. 2025, arXiv:2505.12504. The graph is GRPO's; the loss has no ratio whose variance could explode, and the drift
+term pulls the policy back towards the one that acted. Groups that teach nothing are made up for by weighing the others more.
+"""
+
+from typing import Any, Final
+
+from vla_rl.graph import Pipeline
+from vla_rl.pipelines.grpo import grpo
+from vla_rl.pipelines.parts import Parts
+
+SETTINGS: Final[dict[str, Any]] = {
+    "advantage": {"name": "cpgd_filter"},
+    "learner": {"loss": {"name": "cpgd"}, "aggregation": "seq_mean_token_mean"},
+}
+
+
+def cpgd(parts: Parts) -> Pipeline:
+    """The pipeline of one update."""
+    loss = parts.config.learner.loss
+    loss.require(loss.name == "cpgd", "name", "'cpgd' in the pipeline cpgd; `with_pipeline(config, \"cpgd\")` sets it")
+    return grpo(parts, "cpgd", "Clipped policy gradient with policy drift")

@@ -1,0 +1,121 @@
+"""SRPO: groups stream in, are embedded as they come, rewarded together, and become one update.
+
+    rollout ─► embed ─┐
+       │              ▼
+       ├──────────► reward ─► advantage ─► update ─► checkpoint
+       │                                     ▲
+       ├─────────────────────────────────────┘
+       └─► videos
+
+Fei et al. 2025, "SRPO: Self-Referential Policy Optimization for Vision-Language-Action Models", arXiv:2511.15605. A failure
+is rewarded by how near its trajectory came to the successes of the same task in the same update; group-relative
+advantages and the clipped surrogate do the rest. Any node can be replaced, or another inserted: `docs/graph.md`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from vla_rl.algorithms import BankedTask, ReferenceBank, SrpoConfig, TrajectoryEncoder, srpo_rewards
+from vla_rl.engines import LanguageModel
+from vla_rl.errors import ConfigError
+from vla_rl.graph import NodeOutput, Pipeline
+from vla_rl.models.trajectory_encoders import trajectory_encoder
+from vla_rl.nodes.advantages import members_of
+from vla_rl.nodes.rewards import RewardConfig, require_known_success
+from vla_rl.pipelines.config import EmbodiedConfig
+from vla_rl.pipelines.embodied_grpo import embodied_grpo
+from vla_rl.pipelines.parts import Parts
+from vla_rl.types import Group
+
+SETTINGS: Final[dict[str, Any]] = {
+    "advantage": {"name": "grpo"},
+    "learner": {
+        "loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.28},
+        "aggregation": "seq_mean_token_mean",
+    },
+}
+
+
+def embodied_srpo(parts: Parts) -> Pipeline:
+    """The pipeline of one update.
+
+    Raises: ConfigError for a configuration that does not say how videos are embedded, or wants another reward.
+    """
+    config = parts.config
+    if not isinstance(config, EmbodiedConfig):
+        raise ConfigError(
+            f"pipeline 'embodied_srpo' got a {type(config).__name__}, expected an EmbodiedConfig "
+            "(vla_rl.pipelines.config), which says how videos are embedded."
+        )
+    if isinstance(parts.model, LanguageModel):
+        raise ConfigError("pipeline 'embodied_srpo' got a policy that speaks, expected one that sees; use grpo.")
+    if config.reward != RewardConfig():
+        raise ConfigError(
+            f"reward.function is {config.reward.function!r} and reward.manager {config.reward.manager!r}, but pipeline "
+            "'embodied_srpo' makes its own reward of successes and distances; leave them, or take embodied_grpo."
+        )
+    encoder = trajectory_encoder(config.embedding, parts.model, parts.lane)
+    bank = ReferenceBank(config.srpo.carry_over)
+    parts.remember("references", bank, dict[str, BankedTask])
+    return (
+        embodied_grpo(parts, "embodied_srpo", "SRPO for vision-language-action policies")
+        .add_node(
+            "embed",
+            embed_group,
+            reads={"group": "groups"},
+            writes="embeddings",
+            stream=True,
+            config={"encoder": encoder},
+        )
+        .replace_node(
+            "reward",
+            reward_by_progress,
+            reads=("update", "groups", "embeddings"),
+            stream=False,
+            config={"config": config.srpo, "bank": bank},
+        )
+    )
+
+
+async def embed_group(group: Group, encoder: TrajectoryEncoder) -> np.ndarray:
+    """float32 [G, T, D]: each trajectory by its own frames or states."""
+    return await encoder.embed(group.trajectories)
+
+
+async def reward_by_progress(
+    update: int, groups: Sequence[Group], embeddings: Sequence[np.ndarray], config: SrpoConfig, bank: ReferenceBank
+) -> NodeOutput:
+    """float32 [N] over all trajectories of the update: 1 for a success, progress towards the successes for a failure.
+
+    Raises: EnvError if an environment does not report success.
+    """
+    for group in groups:
+        require_known_success(group, "pipeline 'embodied_srpo' compares failures with successes")
+    trajectories = members_of(groups)
+    is_success = np.array([trajectory.is_success for trajectory in trajectories])
+    tasks = [trajectory.episode.task for trajectory in trajectories]
+    vectors = np.concatenate(embeddings)
+    carried = bank.references(tasks, is_success)
+    rewards = await asyncio.to_thread(
+        srpo_rewards,
+        vectors,
+        is_success,
+        tasks,
+        config,
+        episode_ids=[trajectory.episode.episode_id for trajectory in trajectories],
+        carried=carried,
+    )
+    bank.add(update, vectors, is_success, tasks)
+    failures = rewards[~is_success]
+    metrics = {
+        "reward/mean": float(rewards.mean()),
+        "reward/success_rate": float(is_success.mean()),
+        "reward/tasks_from_bank": float(len(carried)),
+        **bank.metrics(update),
+    }
+    if len(failures):
+        metrics |= {"reward/failures_mean": float(failures.mean()), "reward/failures_max": float(failures.max())}
+    return NodeOutput(rewards, metrics=metrics)

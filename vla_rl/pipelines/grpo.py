@@ -1,0 +1,63 @@
+"""GRPO: episodes of a group are compared with each other, and there is no critic.
+
+    rollout ─► reward ─► advantage ─► update ─► checkpoint
+       └────────────────────┴───────────┘
+
+Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300. Rewards are made group by group while other groups still play. With
+`learner.loss.kl.coef` above 0 a node `reference` joins, beside `reward`; at 0 there is no reference policy at all.
+"""
+
+from typing import Any, Final
+
+from vla_rl.graph import NodeRole, NodeType, Pipeline
+from vla_rl.nodes.advantages import GroupAdvantage
+from vla_rl.nodes.rewards import GroupReward
+from vla_rl.pipelines.kl import with_kl
+from vla_rl.pipelines.parts import Parts
+
+SETTINGS: Final[dict[str, Any]] = {
+    "advantage": {"name": "grpo"},
+    "learner": {"loss": {"name": "ppo"}, "aggregation": "seq_mean_token_mean"},
+}
+
+
+def grpo(parts: Parts, id: str = "grpo", description: str = "Group relative policy optimization") -> Pipeline:
+    """The pipeline of one update; `id` and `description` are for those who build on it."""
+    config = parts.config
+    pipeline = (
+        Pipeline(id, description, inputs="update")
+        .add_node(
+            "rollout",
+            parts.collect,
+            reads="update",
+            writes="groups",
+            node_type=NodeType.ENV_INTERACT,
+            node_role=NodeRole.ROLLOUT,
+        )
+        .add_node(
+            "reward",
+            GroupReward(config.reward),
+            reads={"group": "groups"},
+            writes="rewards",
+            stream=True,
+            node_role=NodeRole.REWARD,
+        )
+        .add_node(
+            "advantage",
+            GroupAdvantage(config.advantage),
+            reads=("groups", "rewards"),
+            writes="advantages",
+            node_role=NodeRole.ADVANTAGE,
+        )
+        .add_node(
+            "update",
+            parts.learn,
+            reads=("groups", "advantages"),
+            writes="snapshot",
+            node_type=NodeType.MODEL_TRAIN,
+            node_role=NodeRole.ACTOR,
+            resources="device",
+        )
+        .add_node("checkpoint", parts.save, reads="snapshot")
+    )
+    return with_kl(pipeline, parts)

@@ -1,0 +1,61 @@
+"""PPO: a critic says what was to be expected, and learns from what came.
+
+    rollout ─┬► reward ─┐
+             └► values ─┴► advantage ─► critic ─► update ─► checkpoint
+                              (GAE)       └── returns
+
+Schulman et al. 2017, arXiv:1707.06347, and 2015, arXiv:1506.02438. An episode that the task ended has nothing more to come;
+one that a time limit cut off is continued by the value of its last observation. Values are judged group by group, while
+other groups still play; the critic learns before the policy, and from each update once: where a run is stopped between the
+two, a resume leaves it out.
+"""
+
+from typing import Any, Final
+
+from vla_rl.graph import Node, NodeRole, NodeType, Pipeline
+from vla_rl.nodes.advantages import CriticAdvantage
+from vla_rl.nodes.judging import JudgeValues, LearnValues
+from vla_rl.pipelines.grpo import grpo
+from vla_rl.pipelines.parts import Parts
+
+SETTINGS: Final[dict[str, Any]] = {
+    "advantage": {"name": "gae"},
+    "learner": {"loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.2}, "aggregation": "token_mean"},
+}
+
+
+def ppo(parts: Parts, id: str = "ppo", description: str = "Proximal policy optimization") -> Pipeline:
+    """The pipeline of one update; `id` and `description` are for those who build on it."""
+    config = parts.config
+    config.require(
+        config.advantage.needs_values,
+        "advantage",
+        "'gae' or 'marft_gae', which look at the critic's values; with_pipeline(config, 'ppo') sets it",
+    )
+    critic = Node.declare(
+        "critic",
+        LearnValues(parts.critic),
+        reads=("update", "groups", "judged", "returns"),
+        node_type=NodeType.MODEL_TRAIN,
+        node_role=NodeRole.CRITIC,
+        resources="device",
+    )
+    return (
+        grpo(parts, id, description)
+        .add_node(
+            "values",
+            JudgeValues(parts.critic),
+            reads={"group": "groups"},
+            writes="judged",
+            stream=True,
+            node_type=NodeType.MODEL_INFERENCE,
+            node_role=NodeRole.CRITIC,
+        )
+        .replace_node(
+            "advantage",
+            CriticAdvantage(config.advantage),
+            reads=("groups", "rewards", "judged"),
+            writes=("advantages", "returns"),
+        )
+        .insert_after("advantage", critic)
+    )

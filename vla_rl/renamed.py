@@ -1,0 +1,143 @@
+"""Old names of modules, which stay importable for one release: `vla_rl.training.run` is `vla_rl.training.run` now.
+
+An import of an old name gives the module itself, not a copy, and a DeprecationWarning. `python -m` takes old names too.
+"""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import CodeType, MappingProxyType, ModuleType
+from typing import Any, Final
+
+RENAMED: Final = MappingProxyType(
+    {
+        "recipes.report": "commands.report",
+        "recipes.nodes": "nodes",
+        "recipes.pipelines": "pipelines",
+        "recipes.evaluation": "evaluation",
+        "recipes.training_config": "pipelines.config",
+        "recipes.training": "training.run",
+        "recipes.parts": "training.parts",
+        "recipes.pools": "training.pools",
+        "recipes.agents": "training.agents",
+        "recipes.team": "training.team",
+        "recipes.recording": "training.recording",
+        "recipes.chaos": "training.chaos",
+        "recipes.saving": "training.saving",
+        "recipes.resuming": "training.resuming",
+        "recipes.run_record": "training.run_record",
+        "recipes.arguments": "training.arguments",
+        "recipes.failures": "training.failures",
+        "recipes.lasting_output": "training.lasting_output",
+        "recipes.stopping": "training.stopping",
+        "recipes.teaching": "training.supervised",
+        "recipes.imitation": "training.imitation",
+        "recipes.checkpoints": "models.loading",
+        "recipes.command_line": "commands.command_line",
+        "recipes.command_help": "commands.command_help",
+        "recipes.config_files": "commands.config_files",
+        "recipes.launching": "commands.launching",
+        "recipes.plan": "commands.plan",
+        "recipes.rehearsal": "commands.rehearsal",
+        "recipes.opening": "commands.opening",
+        "recipes.arithmetic_mix": "envs.text.arithmetic_mix",
+        "recipes.pair_mix": "envs.text.pair_mix",
+        "engines.checkpoint": "learning.checkpoint",
+        "engines.checkpoint_folders": "learning.checkpoint_folders",
+        "engines.packing": "learning.packing",
+        "engines.critic": "learning.critic",
+        "engines.decisions": "learning.decisions",
+        "engines.imitation": "learning.imitation",
+        "engines.learner": "learning.learner",
+        "engines.micro_batches": "learning.micro_batches",
+        "engines.optimizer": "learning.optimizer",
+        "engines.proximal": "learning.proximal",
+        "engines.rows": "learning.rows",
+        "engines.scoring": "learning.scoring",
+        "engines.sound_numbers": "learning.sound_numbers",
+        "engines.team": "learning.team",
+        "engines.training": "learning.training",
+        "engines.update_metrics": "learning.update_metrics",
+    }
+)
+"""Each module or package that moved, below `vla_rl`."""
+
+_MOVED_ATTRIBUTES: Final = MappingProxyType({"vla_rl.engines": "vla_rl.learning"})
+
+
+class _SameModule(Loader):
+    """Loads the module of the new name, under the old one."""
+
+    def __init__(self, new_name: str) -> None:
+        self._new_name = new_name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Import the module and keep its own spec, which the import system is about to replace."""
+        module = import_module(self._new_name)
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its own spec back; it was executed before."""
+        module.__spec__ = self._own_spec
+
+    def get_code(self, old_name: str) -> CodeType | None:
+        """Return what `python -m` with the old name runs."""
+        spec = find_spec(self._new_name)
+        loader: Any = None if spec is None else spec.loader
+        return None if loader is None else loader.get_code(self._new_name)
+
+
+class RenamedFinder:
+    """Finds modules by their old names."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Answer imports of an old name, or of something below one; None for every other import."""
+        new_name = new_name_of(name)
+        if new_name is None:
+            return None
+        new = find_spec(new_name)
+        if new is None:
+            return None
+        if name.removeprefix("vla_rl.") in RENAMED:  # once, not for every module of a package
+            _warn(name, new_name)
+        spec = ModuleSpec(name, _SameModule(new_name), origin=new.origin, is_package=False)
+        spec.submodule_search_locations = new.submodule_search_locations
+        return spec
+
+
+def new_name_of(name: str) -> str | None:
+    """Return today's name of a module that is asked for by its old one; None if it has no other name."""
+    if not name.startswith("vla_rl."):
+        return None
+    parts = name.split(".")
+    for length in range(len(parts), 1, -1):
+        found = RENAMED.get(".".join(parts[1:length]))
+        if found is not None:
+            return ".".join(["vla_rl", found, *parts[length:]])
+    return None
+
+
+def renamed_attribute(module: str, name: str) -> Any:
+    """Return what a package gave under this name until it moved to another package; None if it never did."""
+    new = import_module(_MOVED_ATTRIBUTES[module])
+    if name.startswith("_") or name not in new.__all__:
+        return None
+    _warn(f"{module}.{name}", f"{new.__name__}.{name}")
+    return getattr(new, name)
+
+
+def _warn(old: str, new: str) -> None:
+    warnings.warn(f"{old} is {new} now; the old name goes with the next release", DeprecationWarning, stacklevel=3)
+
+
+def install() -> None:
+    """Put the finder before all others, once: behind them, what is below a package that moved would be imported twice."""
+    if not any(isinstance(finder, RenamedFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, RenamedFinder())

@@ -1,0 +1,211 @@
+"""The parts that pipelines are made of: simulators, engine, learner, and, where asked for, critic and reference.
+
+    starts ─► GroupSource ─► EpisodeScheduler ◄─ SimulatorPool (processes)
+                                │      ▲ actions
+                                ▼      │
+                     nodes ─► Learner ─► TorchEngine        one DeviceLane for all that computes here
+                                │        or VllmEngine      in processes of its own
+                                └ Critic, Reference
+
+Building the parts opens nothing, so a pipeline over them can be looked at. A critic or a reference policy exists only once a
+pipeline asked for it. Where a team learns, engine, learner, critic and reference are teams too, and nodes do not notice.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vla_rl.actors import Runtime
+from vla_rl.algorithms import has_equal_rewards, within_accuracy
+from vla_rl.engines import DeviceLane, TorchEngine
+from vla_rl.errors import ConfigError
+from vla_rl.learning import Checkpoint, Critic, Reference
+from vla_rl.learning.team import CriticTeam, ReferenceTeam
+from vla_rl.nodes.ends import Collect, Learn, Save, Show
+from vla_rl.nodes.rewards import require_known_success
+from vla_rl.nodes.selection import is_cut_short
+from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
+from vla_rl.pipelines.config import FilterConfig, LearningConfig, MixedTrainingConfig, RunConfig
+from vla_rl.pipelines.parts import Stateful
+from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
+from vla_rl.training.pools import RunPool, kinds_of, pool_of
+from vla_rl.training.saving import CheckpointSaver, RunSnapshot
+from vla_rl.training.team import Member, RunEngines, RunModel, Team, engines_of, learners_of, members_of_run
+from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
+
+
+class TrainingParts:
+    """All parts of a run, put together but not started.
+
+    Args: those of `vla_rl.train`, and `first_update`, the update that the run begins with.
+    """
+
+    def __init__(
+        self,
+        config: LearningConfig,
+        starts: Sequence[TaskStart],
+        model: RunModel | Team,
+        *,
+        agent: Agent,
+        first_update: int = 0,
+    ) -> None:
+        self.config, self._model = config, model
+        device = device_of(config.run)
+        for member in members_of_run(model).values():
+            member.model.network.to(device)
+        self.runtime = Runtime(config.run.name)
+        self.pool: RunPool = pool_of(config, self.runtime, starts)
+        self.lane = DeviceLane(config.run.torch_threads)
+        self.engine = engines_of(config, model, self.lane, first_update)
+        self.learner = learners_of(config, model, self.lane, self.engine, first_update)
+        self.progress = RunProgress(
+            config.run.updates, first_update=first_update, policy_busy_share=self._policy_busy_share
+        )
+        sampling = Sampling(temperature=config.temperature)
+        seed = derive_seed(config.run.seed, "episodes")
+        num_greedy = 1 if config.needs_greedy_baseline else 0
+        kinds = kinds_of(starts) if isinstance(config, MixedTrainingConfig) else None
+        source = GroupSource(
+            starts, config.episodes_per_group, seed, sampling=sampling, num_greedy=num_greedy, kinds=kinds
+        )
+        self.scheduler = EpisodeScheduler(
+            self.pool,
+            self.engine,
+            agent,
+            source,
+            config.scheduler,
+            keep=kept_groups(config.filter),
+            on_episode=self.progress.episode_done,
+            num_updates=config.run.updates,
+        )
+        self.saver = CheckpointSaver(config.run.checkpoint_every, config.run.keep_checkpoints, first_update)
+        self.collect = Collect(self.scheduler)
+        self.learn = Learn(
+            self.learner,
+            self.scheduler,
+            mask_truncated=config.filter.mask_truncated,
+            warmup_updates=lambda: 0 if self._critic is None else config.critic.warmup_updates,
+            snapshot=self.snapshot,
+            is_due=self.saver.is_due,
+        )
+        self.save = Save(self.saver.prepare)
+        self.show = Show()
+        self._critic: Critic | CriticTeam | None = None
+        self._reference: Reference | ReferenceTeam | None = None
+        self._remembered: dict[str, tuple[Stateful, Any]] = {}
+
+    @property
+    def model(self) -> RunModel:
+        """The policy of the run. Raises: ConfigError where several policies learn."""
+        if isinstance(self._model, Team):
+            raise ConfigError(
+                f"pipeline {self.config.pipeline!r} looks at the policy of the run, and there are several, of the agents "
+                f"{sorted(self._model.members)}; use grpo or another pipeline that does not"
+            )
+        return self._model
+
+    @property
+    def critic(self) -> Critic | CriticTeam:
+        """The critic of this run; asking for it makes it."""
+        if self._critic is None:
+            seed = derive_seed(self.config.run.seed, "critic")
+            critics = {
+                name: Critic(member.model, self.lane, self.config.critic, derive_seed(seed, name) if name else seed)
+                for name, member in members_of_run(self._model).items()
+            }
+            self._critic = CriticTeam(critics) if isinstance(self._model, Team) else critics[""]
+        return self._critic
+
+    @property
+    def reference(self) -> Reference | ReferenceTeam:
+        """The policy as the run (not its last resume) began; asking for it makes the copy."""
+        if self._reference is None:
+            references = {name: self._copy_of(member) for name, member in members_of_run(self._model).items()}
+            self._reference = ReferenceTeam(references) if isinstance(self._model, Team) else references[""]
+        return self._reference
+
+    def engine_metrics(self) -> dict[str, float]:
+        """What engines in processes of their own have to say; one in this process costs nothing that is not shown."""
+        if isinstance(self.engine, RunEngines):
+            metrics: dict[str, float] = {}
+            for name, engine in self.engine.owned.items():
+                told = {} if isinstance(engine, TorchEngine) else engine.metrics()
+                metrics |= {f"{name}/{key}": value for key, value in told.items()}
+            return metrics
+        return {} if isinstance(self.engine, TorchEngine) else self.engine.metrics()
+
+    def remember(self, name: str, what: Stateful, state_type: Any) -> None:
+        """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a resume."""
+        self._remembered[name] = (what, state_type)
+
+    def write_videos_to(self, run: RunDirectory) -> VideoRecorder:
+        """Have the node `show` draw videos into `run`; the caller closes the recorder."""
+        videos = VideoRecorder(run.videos, self.config.run.videos_every)
+        self.show.offer = videos.offer
+        return videos
+
+    def _copy_of(self, member: Member) -> Reference:
+        learner = member.learner or self.config.learner
+        return Reference(member.model, self.lane, *learner.micro_batch_size)
+
+    def _policy_busy_share(self) -> float:
+        """Of the busiest engine."""
+        engines = self.engine.owned.values() if isinstance(self.engine, RunEngines) else [self.engine]
+        return max(engine.stats().busy_share for engine in engines)
+
+    async def snapshot(self) -> RunSnapshot:
+        """Everything that the run goes on from. Nothing may train meanwhile."""
+        critic = await self._critic.snapshot() if self._critic is not None else {}
+        learner = replace(await self.learner.snapshot(), critic=critic)
+        others = {name: what.state() for name, (what, _) in self._remembered.items()}
+        return RunSnapshot(learner, {"scheduler": self.scheduler.state(), **others})
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, before anything is opened but the lane."""
+        await self.learner.restore(checkpoint.state)
+        if self._critic is not None:
+            await self._critic.restore(checkpoint.state.critic)
+        self.scheduler.restore(checkpoint.part("scheduler", SchedulerState))
+        for name, (what, state_type) in self._remembered.items():
+            what.restore(checkpoint.part(name, state_type))
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """The device that a run computes on. Raises: ConfigError where a GPU is asked for and there is none."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("RunConfig.device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine")
+    if config.device == "auto" and not torch.cuda.is_available():
+        print("no GPU: the policy and the learner compute on the CPU", flush=True)
+    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
+    """Tell which groups are worth an update; None if all are.
+
+    The function raises EnvError if it filters by success and the environment does not report it.
+    """
+    if config == FilterConfig():
+        return None
+    needs_success = tuple(config.accuracy_bounds) != (0.0, 1.0) or config.drop_equal == "success"
+
+    def is_kept(group: Group) -> bool:
+        members = group.trajectories
+        if needs_success:
+            require_known_success(group, "filter.accuracy_bounds or filter.drop_equal filters groups by success")
+        if not within_accuracy(group.success_rate, *config.accuracy_bounds):
+            return False
+        if config.drop_truncated and any(is_cut_short(member) for member in members):
+            return False
+        if config.drop_equal == "none":
+            return True
+        if config.drop_equal == "success":
+            return not has_equal_rewards([float(member.is_success) for member in members])
+        # of several agents, one that has something to learn is enough
+        return not all(
+            has_equal_rewards([part.trajectory.undiscounted_return for part in parts_of(members, agent)])
+            for agent in agents_of(members)
+        )
+
+    return is_kept

@@ -1,0 +1,82 @@
+"""A resumed run goes on from its newest whole checkpoint, from the one that was named, or from its very beginning."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.evaluation.held_out import Judge
+from vla_rl.learning.checkpoint_folders import list_checkpoints, renamed_checkpoints, set_aside_after, update_in_name
+from vla_rl.observe import RunDirectory
+
+T = TypeVar("T")
+
+
+async def checkpoint_to_resume(
+    run: RunDirectory, name: str | None, read: Callable[[Path], Awaitable[T]]
+) -> tuple[Path, T] | None:
+    """The checkpoint that a run goes on from, and what `read` gives for it; None for a run that has not begun one.
+
+    Args:
+        run: the directory.
+        name: the checkpoint's folder, such as `update-000012`; None for the newest that is whole, with a line about
+            each newer one that is not.
+        read: reads a folder, such as `load_checkpoint`.
+
+    Raises: ConfigError for a name that there is not; CheckpointError if the one that was named, or every one, is damaged.
+    """
+    for folder, version in renamed_checkpoints(run.checkpoints).items():
+        print(f"{folder} is not used: its name says another update than its content, {version}", flush=True)
+    folders = list_checkpoints(run.checkpoints)
+    if name is not None:
+        return await _named(run, name, folders, read)
+    complaints = []
+    for folder in reversed(folders):
+        try:
+            found = await read(folder)
+        except CheckpointError as error:
+            complaints.append(str(error))
+            continue
+        for complaint in complaints:
+            print(f"{complaint} Going on from the older {folder.name} instead", flush=True)
+        return folder, found
+    half_removed = [path for path in _entries(run.checkpoints) if update_in_name(path) is not None]
+    if complaints or half_removed:
+        raise CheckpointError(
+            f"{run.checkpoints} holds no whole checkpoint, so there is nothing to resume from: "
+            + " ".join(complaints or [f"{path.name} is not complete." for path in half_removed])
+        )
+    return None
+
+
+async def leave_later(run: RunDirectory, folder: Path | None, version: int, judge: Judge | None) -> None:
+    """Set aside what a run, which goes on from the checkpoint in `folder`, makes anew: checkpoints and results of later
+    weights. Prints a line about each checkpoint, or that there is none.
+
+    Raises: CheckpointError, ConfigError if something cannot be written.
+    """
+    if folder is None:
+        print(f"{run.path} has no checkpoint yet: starting from its beginning", flush=True)
+    else:
+        for moved in await asyncio.to_thread(set_aside_after, run.checkpoints, folder):
+            print(f"{moved.name.removeprefix('aside-')} is kept as {moved}", flush=True)
+    if judge is not None:
+        try:
+            await asyncio.to_thread(judge.leave_later, run, version)
+        except OSError as error:
+            raise ConfigError(f"the results in {run.path} cannot be written: {error}; make room first") from error
+
+
+async def _named(
+    run: RunDirectory, name: str, folders: list[Path], read: Callable[[Path], Awaitable[T]]
+) -> tuple[Path, T]:
+    folder = run.checkpoints / name
+    if folder not in folders:
+        there = ", ".join(each.name for each in folders) or "none"
+        raise ConfigError(f"{run.checkpoints} has no checkpoint {name!r}; it has: {there}")
+    return folder, await read(folder)
+
+
+def _entries(root: Path) -> list[Path]:
+    return sorted(root.iterdir()) if root.is_dir() else []

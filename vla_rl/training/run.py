@@ -1,0 +1,269 @@
+"""Train a policy in environments, by any pipeline: what happens around the graph of one update.
+
+    TrainingParts ─► pipeline ─► customise ─► graph ─► executor ─► updates ─► metrics, trace, live view
+                                                                       └► run directory: checkpoints, videos
+
+To train on something else, hand in other starts, another model, agent or pipeline; the README shows each.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from vla_rl.actors import Watchdog
+from vla_rl.actors.completion import carried_through
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation.held_out import Judge
+from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
+from vla_rl.learning import Checkpoint, load_checkpoint
+from vla_rl.learning.checkpoint_folders import newest_name
+from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
+from vla_rl.observe.sinks import import_wandb
+from vla_rl.pipelines import make_pipeline
+from vla_rl.pipelines.config import LearningConfig, RunConfig
+from vla_rl.rollout import TaskStart, embodied_agent
+from vla_rl.training.agents import agent_of, digest_of_run, recorded
+from vla_rl.training.arguments import check_arguments, customised
+from vla_rl.training.chaos import chaos
+from vla_rl.training.failures import raises_one_error
+from vla_rl.training.lasting_output import lasting_output
+from vla_rl.training.parts import TrainingParts
+from vla_rl.training.pools import simulator_pids, what_plays
+from vla_rl.training.resuming import checkpoint_to_resume, leave_later
+from vla_rl.training.run_record import RunRecord
+from vla_rl.training.stopping import StopSignal
+from vla_rl.training.team import RunModel, Team
+from vla_rl.types import Agent, derive_seed
+
+Customise: TypeAlias = Callable[[Pipeline], Pipeline]
+"""Changes a pipeline before it is built: `lambda p: p.replace_node("reward", my_reward, reads="groups")`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a training run."""
+
+    run: RunDirectory
+    progress: Snapshot
+    was_stopped: bool
+    """True if the run was asked to stop before its last update."""
+
+    stopped_by: signal.Signals | None = None
+    """The signal that asked it."""
+
+
+@raises_one_error
+async def train(
+    config: LearningConfig,
+    starts: Sequence[TaskStart],
+    model: RunModel | Team,
+    *,
+    agent: Agent | None = None,
+    customise: Customise = lambda pipeline: pipeline,
+    resume: RunDirectory | None = None,
+    resume_from: str | None = None,
+    about: Mapping[str, str] | None = None,
+    judge: Judge | None = None,
+) -> Outcome:
+    """Train `model` in place from `starts` until `config.run.updates` updates are made, or a signal stops it in order.
+
+    Args:
+        config: the pipeline and its settings, sizes, seeds and what the run leaves behind.
+        starts: what to play: environments, tasks and initial states.
+        model: the policy, or a `Team` of them.
+        agent: plays one episode; without one, that of `agent_of`. Recorded where `config.run.record_to` is set.
+        customise: changes the pipeline before it is built.
+        resume: the directory of an earlier run, to go on from its newest whole checkpoint, or from the beginning if it
+            ended before its first.
+        resume_from: name of the checkpoint to go on from instead, such as `update-000012`; newer ones are set aside.
+        about: what results depend on besides the configuration, such as which assets were found; for `about.json`.
+        judge: evaluates the policy before the first update and after the last.
+
+    Raises: ConfigError, GraphError before anything starts; CheckpointError if every checkpoint is damaged, or the last
+        one cannot be written; RunDirectoryGone if the directory was removed meanwhile; what an environment, agent or
+        node raised. Everything is closed in order before, and what was learnt is saved, unless the learner itself failed.
+        A failure of a task comes as the error itself, with the traceback of your own code only, unless the environment
+        variable VLA_RL_TRACEBACK is `full`.
+    """
+    check_arguments(config, starts, agent)
+    if config.run.wandb_project is not None:
+        await asyncio.to_thread(import_wandb, config.run.wandb_project)
+    played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
+    envs = [start.env for start in starts]
+    agent = await recorded(agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by))
+    make = partial(TrainingRun, config, starts, model, agent=agent, customise=customise, judge=judge)
+    if resume is None:
+        training = make()
+        run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
+        return await training.execute(run)
+    found = await checkpoint_to_resume(resume, resume_from, load_checkpoint)
+    checkpoint = None if found is None else found[1]
+    first_update = 0 if checkpoint is None else checkpoint.state.weight_version
+    if judge is not None:
+        judge.check(resume)
+    training = make(first_update=first_update)
+    resume.go_on_with(config)
+    await leave_later(resume, None if found is None else found[0], first_update, judge)
+    return await training.execute(resume, checkpoint, is_resumed=True)
+
+
+class TrainingRun:
+    """A pipeline over the parts of a run, not started yet: building one opens nothing, so its graph can be looked at.
+
+    Args: those of `train`, and `first_update`, the update that the run begins with.
+    """
+
+    def __init__(
+        self,
+        config: LearningConfig,
+        starts: Sequence[TaskStart],
+        model: RunModel | Team,
+        *,
+        agent: Agent = embodied_agent,
+        customise: Customise = lambda pipeline: pipeline,
+        judge: Judge | None = None,
+        first_update: int = 0,
+    ) -> None:
+        self._config, self._judge = config, judge
+        self._parts = TrainingParts(config, starts, model, agent=agent, first_update=first_update)
+        self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
+        if config.overlong.max_length is not None and "overlong" not in self.graph.nodes:
+            raise ConfigError(
+                f"overlong.max_length is {config.overlong.max_length}, but pipeline {config.pipeline!r} has no node "
+                "'overlong' to punish long replies; take dapo, or insert that node"
+            )
+
+    @property
+    def simulator_pids(self) -> list[int]:
+        """Simulator processes that are up now."""
+        return simulator_pids(self._parts.pool)
+
+    async def execute(
+        self, run: RunDirectory, checkpoint: Checkpoint | None = None, *, is_resumed: bool = False
+    ) -> Outcome:
+        """Make the updates and leave everything in `run`, an earlier run's if `is_resumed`; from `checkpoint` if given.
+
+        To be called once.
+        """
+        parts = self._parts
+        with lasting_output(), Watchdog(stall_after_s=self._config.run.stall_warning_s), StopSignal() as stop:
+            print(f"run {run.path}: starting {parts.pool.num_envs} {what_plays(self._config)}", flush=True)
+            async with parts.runtime, parts.lane:
+                if checkpoint is not None:
+                    await parts.restore(checkpoint)
+                before, first = parts.scheduler.state().ledger, parts.scheduler.version
+                videos = parts.write_videos_to(run)
+                make = partial(RunRecord, run, self._config, self.graph, first)  # imports much, and may go on-line
+                record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
+                parts.saver.save_to(run.checkpoints, record.unwritten)
+                try:
+                    with record:
+                        await self._carry_out(run, record, stop)
+                finally:
+                    await asyncio.to_thread(videos.close)
+                    await parts.saver.discard()
+            progress, ledger = parts.progress.snapshot(), parts.scheduler.state().ledger
+            dropped = {cause: number - before.dropped.get(cause, 0) for cause, number in ledger.dropped.items()}
+            print_summary(progress, ledger.filtered - before.filtered, dropped)
+            return Outcome(run, progress, was_stopped=stop.is_asked, stopped_by=stop.received)
+
+    async def _carry_out(self, run: RunDirectory, record: RunRecord, stop: StopSignal) -> None:
+        """Make the updates, and save what is not saved yet, whatever ends them."""
+        parts = self._parts
+        try:
+            await stop.unless_asked(self._make_updates(run, record))
+        except BaseException as error:
+            await self._save_before_raising(error, run)
+            raise
+        is_early = stop.is_asked and parts.scheduler.version < self._config.run.updates
+        # stopped early, episodes were played since the last checkpoint, or there is none yet
+        if is_early or parts.saver.saved_version != parts.scheduler.version:
+            gone = await record.find_directory()
+            await parts.saver.save(await parts.snapshot())
+            if gone is not None:
+                raise gone
+
+    async def _save_before_raising(self, error: BaseException, run: RunDirectory) -> None:
+        """Save what was learnt before `error` ended the run. A note of the error says where, or why not."""
+        parts = self._parts
+        is_of_learner = isinstance(error, NodeFailed) and self.graph.nodes[error.node].node_type is NodeType.MODEL_TRAIN
+        if is_of_learner or not parts.learn.is_between_updates:
+            newest = await asyncio.to_thread(newest_name, run.checkpoints)
+            error.add_note(f"the learner itself failed, so nothing was saved; the newest checkpoint is: {newest}")
+            return
+        if parts.saver.saved_version == parts.scheduler.version:
+            return
+        try:
+            folder = await parts.saver.save(await parts.snapshot())
+        except Exception as failure:  # what ended the run is what has to be raised
+            error.add_note(f"what was learnt since update {parts.saver.saved_version} could not be saved: {failure}")
+        else:
+            error.add_note(
+                f"what was learnt until then was saved first, in {folder}; --resume {run.path} goes on from it"
+            )
+
+    async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
+        parts, last = self._parts, self._config.run.updates
+        seed = derive_seed(self._config.run.seed, "chaos")
+        broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
+        async with parts.pool, parts.engine, broken:
+            if self._judge is not None and parts.scheduler.version == 0:
+                await self._judge(run, parts.pool, parts.engine)
+            if parts.scheduler.version < last:
+                await self._train(record)
+            if self._judge is not None and parts.scheduler.version == last:
+                if parts.saver.saved_version != last:  # results are of weights that exist
+                    await parts.saver.prepare(await parts.snapshot())
+                    await parts.saver.commit(last)
+                await self._judge(run, parts.pool, parts.engine)
+
+    async def _train(self, record: RunRecord) -> None:
+        parts = self._parts
+        first = parts.scheduler.version
+        executor = Executor(self.graph, max_in_flight=self._config.scheduler.max_staleness + 1)
+        updates = executor.run(self._config.run.updates - first, first=first)
+        with LiveView(parts.progress) as view:
+            parts.progress.updates_begin()
+            try:
+                async with parts.scheduler, updates:
+                    async for update in updates:
+                        # once begun to its end: an update that was learnt has its line, also on Ctrl-C
+                        _, is_cancelled = await carried_through(self._note(update, record, view))
+                        if is_cancelled:
+                            raise asyncio.CancelledError
+            finally:
+                for update in updates.cut_short:
+                    if update.index < parts.scheduler.version:
+                        await carried_through(self._note(update, record, view))
+
+    async def _note(self, update: Update, record: RunRecord, view: LiveView) -> None:
+        """Show an update that was learnt, write it down, and let its checkpoint appear."""
+        parts = self._parts
+        node_seconds = {node: span.busy_s for node, span in update.spans.items()}
+        parts.progress.update_done(node_seconds, str(update.critical_path))
+        view.after_update()
+        await record.note(update, await self._metrics(update))
+        await parts.saver.commit(update.index + 1)
+
+    async def _metrics(self, update: Update) -> dict[str, float]:
+        parts, report = self._parts, self._parts.learn.last_report
+        lag = await parts.runtime.loop_lag()
+        is_latest = report is not None and report.weight_version == update.index + 1
+        return {
+            **(report.metrics if report is not None and is_latest else {}),  # of an update that was cut short
+            **update.metrics,
+            **parts.scheduler.metrics(),
+            **parts.pool.metrics(),
+            **parts.engine_metrics(),
+            **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
+            "time/update_s": update.duration_s,
+            "time/device_busy_share": parts.lane.busy_share(),
+            "time/loop_lag_p99_s": lag.p99_s,
+            "time/loop_lag_max_s": lag.max_s,
+        }

@@ -1,0 +1,104 @@
+"""The checkpoints of a run: when one is due, in which order it appears, and what a full disk does to it.
+
+    node `checkpoint`: prepare ─► line of the update in metrics.jsonl ─► commit
+                       (all bytes)                                      (a rename)
+
+A checkpoint appears only once the lines of all its updates are on disk, in metrics.jsonl or in the checkpoint itself. So a
+run that is killed at any instant and resumed has a line for every update.
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from vla_rl.actors.completion import run_to_its_end
+from vla_rl.errors import CheckpointError
+from vla_rl.learning import PreparedCheckpoint, TeamState, TrainingState, prepare_checkpoint
+from vla_rl.learning.checkpoint_folders import newest_name
+
+logger = logging.getLogger(__name__)
+
+
+class RunSnapshot(msgspec.Struct, frozen=True):
+    """Everything that a run goes on from, taken at one instant."""
+
+    learner: TrainingState | TeamState
+    others: dict[str, Any]
+    """The scheduler's state, and that of whatever else is remembered, by name."""
+
+
+class CheckpointSaver:
+    """Saves checkpoints while a run goes on. One that cannot be written is reported and tried again after each update.
+
+    Args:
+        every: updates between checkpoints.
+        keep_last: checkpoints to keep.
+        saved_version: the update that the run goes on from.
+    """
+
+    def __init__(self, every: int, keep_last: int, saved_version: int) -> None:
+        self._every, self._keep_last = every, keep_last
+        self.saved_version = saved_version
+        """The newest update that is on disk."""
+        self._root: Path | None = None
+        self._unwritten: Callable[[], bytes] = bytes
+        self._prepared: dict[int, PreparedCheckpoint] = {}
+        self._is_overdue = False
+
+    def save_to(self, root: Path, unwritten: Callable[[], bytes]) -> None:
+        """Save below `root`, with the lines of metrics that `unwritten` gives: those that are not in their file."""
+        self._root, self._unwritten = root, unwritten
+
+    def is_due(self, version: int) -> bool:
+        """Tell whether a checkpoint of this update is wanted."""
+        return self._is_overdue or version % self._every == 0
+
+    async def prepare(self, snapshot: RunSnapshot) -> None:
+        """Write a checkpoint up to its last step; `commit` lets it appear. A full disk is a warning."""
+        try:
+            self._prepared[snapshot.learner.weight_version] = await self._prepare(snapshot)
+        except CheckpointError as error:
+            self._postpone(error)
+
+    async def commit(self, version: int) -> None:
+        """Let the checkpoint of an update appear, if one was prepared. A full disk is a warning."""
+        prepared = self._prepared.pop(version, None)
+        if prepared is None:
+            return
+        try:
+            await self._commit(prepared, version)
+        except CheckpointError as error:
+            self._postpone(error)
+
+    async def save(self, snapshot: RunSnapshot) -> Path:
+        """Save a checkpoint now. Raises: CheckpointError; older ones stay."""
+        await self.discard()
+        return await self._commit(await self._prepare(snapshot), snapshot.learner.weight_version)
+
+    async def discard(self) -> None:
+        """Remove what was prepared and never committed."""
+        while self._prepared:
+            _, prepared = self._prepared.popitem()
+            await prepared.discard()
+
+    async def _prepare(self, snapshot: RunSnapshot) -> PreparedCheckpoint:
+        assert self._root is not None
+        return await prepare_checkpoint(self._root, snapshot.learner, snapshot.others)
+
+    async def _commit(self, prepared: PreparedCheckpoint, version: int) -> Path:
+        unwritten = await run_to_its_end(self._unwritten)
+        folder = await prepared.commit(keep_last=self._keep_last, metrics=unwritten)
+        if self._is_overdue:
+            logger.warning("checkpoints can be written again: %s", folder)
+        self.saved_version, self._is_overdue = version, False
+        return folder
+
+    def _postpone(self, error: CheckpointError) -> None:
+        if not self._is_overdue:
+            assert self._root is not None
+            newest = newest_name(self._root)
+            logger.warning("%s The newest checkpoint is: %s. It is tried again after each update", error, newest)
+        self._is_overdue = True

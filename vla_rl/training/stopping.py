@@ -1,0 +1,95 @@
+"""Ctrl-C, SIGTERM and a terminal that closes (SIGHUP) stop a run in order; a second Ctrl-C or SIGTERM ends it at once."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignal:
+    """Listens for signals while its block is open.
+
+    A second SIGINT or SIGTERM ends the process without clean-up. Its children die with it, and what they share with it
+    has no name that could be left behind. A SIGHUP never does: closing a terminal sends it more than once, and often a
+    SIGTERM behind it. One that the process was told to ignore, as `nohup` does, stays ignored.
+
+    Args:
+        then: what stopping in order does, for the person who asked.
+    """
+
+    def __init__(self, then: str = "saving a checkpoint") -> None:
+        self._then, self._asked = then, asyncio.Event()
+        self._may_force = False
+        self._handled: list[signal.Signals] = []
+        self.received: signal.Signals | None = None
+        """The signal that asked first."""
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._handled = [number for number in _SIGNALS if number is not signal.SIGHUP or not is_ignored]
+        for number in self._handled:
+            loop.add_signal_handler(number, self._received, number)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in self._handled:
+            loop.remove_signal_handler(number)
+        if self.received is signal.SIGHUP:  # what is left to write is written, however often the terminal closes
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status that a shell expects after a signal: 128 and its number; 0 without one."""
+        return 0 if self.received is None else 128 + self.received
+
+    @property
+    def is_asked(self) -> bool:
+        """True once the run was asked to stop."""
+        return self._asked.is_set()
+
+    def ask(self) -> None:
+        """Ask the run to stop in order."""
+        self._asked.set()
+
+    async def unless_asked(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work`; cancel it when the run is asked to stop, and wait until it has cleaned up.
+
+        Raises: what `work` raises; CancelledError where the caller itself was cancelled.
+        """
+        doing, asked = asyncio.ensure_future(work), asyncio.ensure_future(self._asked.wait())
+        try:
+            await asyncio.wait((doing, asked), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+            doing.cancel()
+            await asyncio.wait((doing, asked))
+        if not doing.cancelled():
+            doing.result()
+
+    def _received(self, number: signal.Signals) -> None:
+        if self._may_force and number is not signal.SIGHUP:
+            _say(f"{number.name} again: stopping at once")
+            os._exit(128 + number)
+        is_first, self._may_force = not self.is_asked, self._may_force or number is not signal.SIGHUP
+        if not is_first:
+            return
+        self.received = number
+        self.ask()  # before a word is printed: the terminal may be gone
+        _say(f"{number.name}: stopping in order and {self._then}; once more stops at once")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

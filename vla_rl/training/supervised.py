@@ -1,0 +1,93 @@
+"""Supervised updates, and where their weights are saved: on the way, at the end, and when something ends them early.
+
+<out>-000500, <out>-001000    at regular intervals; a full disk is a warning
+<out>                         at the end; a full disk is an error
+<out>-000731                  where Ctrl-C, SIGTERM, a closed terminal or data that cannot be read ended it
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rich.progress import track
+
+from vla_rl.errors import CheckpointError
+from vla_rl.training.lasting_output import lasting_output
+from vla_rl.training.stopping import StopSignal
+
+logger = logging.getLogger(__name__)
+
+BatchT = TypeVar("BatchT")
+
+
+async def teach(
+    updates: int,
+    batch: Callable[[int], Awaitable[BatchT]],
+    learn: Callable[[int, BatchT], Awaitable[None]],
+    save: Callable[[Path], Awaitable[None]],
+    out: Path,
+    *,
+    save_every: int | None = None,
+    description: str = "imitating",
+) -> int:
+    """Make all updates and save the weights; returns the exit status, which is that of the signal that stopped them.
+
+    Args:
+        updates: how many.
+        batch: reads what update `number`, counted from 1, learns from.
+        learn: makes the update.
+        save: writes the weights to a new folder.
+        out: the folder.
+        save_every: updates between the folders on the way; None for none of them.
+        description: what the progress bar says.
+
+    Raises: CheckpointError if the last weights cannot be written; what `batch` raises, after the weights so far were
+        saved; what `learn` raises.
+    """
+    with lasting_output(), StopSignal("saving the weights so far") as stop:
+        done = 0
+        for number in track(range(1, updates + 1), description=description):
+            try:
+                read = await batch(number)
+            except Exception as error:
+                await _save_before_raising(error, save, folder_after(out, done), done)
+                raise
+            await learn(number, read)
+            done = number
+            if stop.is_asked:
+                break
+            if save_every is not None and done % save_every == 0 and done < updates:
+                await _save_on_the_way(save, folder_after(out, done))
+        folder = out if done == updates else folder_after(out, done)
+        await save(folder)
+        print(f"saved to {folder}" + ("" if done == updates else f", after {done} of {updates} updates"), flush=True)
+        return stop.exit_status
+
+
+def folder_after(out: Path, updates: int) -> Path:
+    """The folder for weights that are not the last."""
+    return Path(f"{out}-{updates:06d}")
+
+
+async def _save_on_the_way(save: Callable[[Path], Awaitable[None]], folder: Path) -> None:
+    try:
+        await save(folder)
+    except CheckpointError as error:
+        logger.warning("%s Training goes on", error)
+
+
+async def _save_before_raising(
+    error: Exception, save: Callable[[Path], Awaitable[None]], folder: Path, done: int
+) -> None:
+    """Save the weights if there was an update. A note of the error says where, or why not."""
+    if done == 0:
+        return
+    try:
+        if not await asyncio.to_thread(folder.exists):
+            await save(folder)
+    except CheckpointError as failure:
+        error.add_note(f"the weights after {done} updates could not be saved: {failure}")
+    else:
+        error.add_note(f"the weights after {done} updates were saved first, in {folder}")
