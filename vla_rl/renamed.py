@@ -1,4 +1,4 @@
-"""Old names of modules, which stay importable for one release: `vla_rl.training.run` is `vla_rl.training.run` now.
+"""Old names of modules, which stay importable for one release: `vla_rl.recipes.training` is `vla_rl.training.run` now.
 
 An import of an old name gives the module itself, not a copy, and a DeprecationWarning. `python -m` takes old names too.
 """

@@ -50,4 +50,4 @@ def test_libero_is_installed_as_errors_say(monkeypatch: pytest.MonkeyPatch, caps
     assert commands[0][1:5] == ["-m", "pip", "install", "--no-deps"]
     assert commands[0][5].startswith("hf-libero==")
     assert main(["install", "everything"]) == 2
-    assert "expected `libero` or `vllm`" in capsys.readouterr().err
+    assert "install everything: expected one of libero, assets, family, vllm" in capsys.readouterr().err

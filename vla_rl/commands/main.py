@@ -3,7 +3,7 @@
 vla-rl                            list the recipes
 vla-rl srpo_libero --dry-run      the same as python -m vla_rl.recipes.srpo_libero --dry-run
 vla-rl report runs/<run>          write the report of a run anew
-vla-rl install libero             LIBERO and its simulator; also: vllm
+vla-rl install libero             LIBERO and its simulator; also: assets, vllm
 """
 
 import ast
@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from vla_rl.installing import install_command
+from vla_rl.installing import INSTALLABLE, install_command
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"
 REPORT: Final = "report"
@@ -65,10 +65,11 @@ def _overview() -> str:
 
 
 def _install(arguments: Sequence[str]) -> int:
-    if len(arguments) != 1 or arguments[0] not in ("libero", "vllm"):
-        print(f"error: vla-rl install {shlex.join(arguments)}: expected `libero` or `vllm`", file=sys.stderr)
+    if len(arguments) != 1 or arguments[0] not in INSTALLABLE:
+        expected = ", ".join(INSTALLABLE)
+        print(f"error: vla-rl install {shlex.join(arguments)}: expected one of {expected}", file=sys.stderr)
         return 2
-    command = install_command("libero" if arguments[0] == "libero" else "vllm")
+    command = install_command(arguments[0])
     print(shlex.join(command), flush=True)
     return subprocess.run(command, check=False).returncode
 

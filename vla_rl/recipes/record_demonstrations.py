@@ -39,7 +39,7 @@ class RecordConfig(Config, frozen=True, kw_only=True):
 
     suite: str = "libero_object"
     """Suite of the tasks. The experts solve nearly all of libero_object, libero_spatial and libero_goal, and most of
-    libero_10 and libero_90; docs/libero_experts.md has a table of every task."""
+    libero_10 and libero_90."""
 
     task_ids: tuple[int, ...] = (1,)
     """Which tasks of the suite."""
