@@ -6,8 +6,8 @@
 
 What is looked for: docstrings whose first line is a fragment ("Of ...", "Where ...", "What ..."), "whoever" and other words
 for persons where things are meant, "in place of" for "instead of", "is said" and "is told" for "is reported", and "where"
-for "if" behind "Raises:". With `--unchanged`: the syntax tree of each Python file, without its strings and comments, has to be
-that of the commit.
+for "if" behind "Raises:". With `--unchanged`: the syntax tree of each Python file, without its strings and comments, has to
+be that of the commit.
 """
 
 import argparse
