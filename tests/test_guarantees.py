@@ -26,7 +26,7 @@ def test_every_promise_of_the_page_names_a_test() -> None:
 
 
 def test_a_short_campaign_of_faults_finds_nothing(tmp_path: Path) -> None:
-    kinds = ["killed_simulators", "damaged_checkpoints", "fuzzed_hosts"]
+    kinds = ["killed_simulators", "fuzzed_hosts"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.faults", "--rounds", "1", "--seed", "7", "--kinds", *kinds],
         cwd=ROOT,

@@ -232,7 +232,7 @@ async def test_a_run_directory_that_is_removed_ends_the_run_with_one_error_and_w
 KILLED = """
     import asyncio, json, os, signal, sys
     from pathlib import Path
-    sys.path[:0] = [sys.argv[2], sys.argv[3]]
+    sys.path.insert(0, sys.argv[2])
     import msgspec
     from toy_runs import small_run
     from vla_rl.learning import latest_checkpoint

@@ -107,7 +107,7 @@ def test_a_simulator_process_that_cannot_draw_says_so_before_an_episode() -> Non
         **NO_OPENGL,
     )
     assert done.returncode == 1
-    assert 'could not be made: EnvError("no off-screen OpenGL works here' in done.stderr
+    assert "EnvError: no off-screen OpenGL works here" in done.stderr
 
 
 def test_a_fork_of_a_process_that_has_drawn_is_refused_instead_of_waiting_for_ever() -> None:
