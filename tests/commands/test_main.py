@@ -20,14 +20,14 @@ def test_every_recipe_is_listed_with_what_it_does(capsys: pytest.CaptureFixture[
 
 
 def test_a_recipe_is_run_by_its_name_with_its_own_options() -> None:
-    done = subprocess.run([*PROGRAM, "srpo_toy", "--help"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*PROGRAM, "train_toy", "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: vla-rl srpo_toy [-h]")
+    assert done.stdout.startswith("usage: vla-rl train_toy [-h]")
 
 
 def test_the_exit_status_is_that_of_the_recipe() -> None:
     done = subprocess.run(
-        [*PROGRAM, "srpo_toy", "--dry-run", "--group-size", "0"], capture_output=True, text=True, timeout=120
+        [*PROGRAM, "train_toy", "--dry-run", "--group-size", "0"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
     assert "group_size" in done.stderr

@@ -14,17 +14,12 @@ from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 
-COMMAND = [sys.executable, "-m", "vla_rl.recipes.srpo_toy"]
+COMMAND = [sys.executable, "-m", "vla_rl.recipes.train_toy"]
+"""The recipe that is there soonest: its policy needs no transformers."""
+
 SMALL = [
-    "--group-size",
-    "2",
-    "--scheduler.groups-per-update",
-    "2",
-    "--simulators.num-envs",
-    "2",
-    "--init-states",
-    "1",
-    "8",
+    *("--group-size", "2", "--scheduler.groups-per-update", "2", "--simulators.num-envs", "2"),
+    *("--num-starts", "8", "--step-limit", "40"),
 ]
 
 
