@@ -249,7 +249,7 @@ async def test_a_stranger_that_says_nothing_is_dropped_after_its_time(
 
 async def test_a_peer_without_a_known_key_gets_nothing(host: HostServer, keys: Path) -> None:
     async with asyncio.timeout(30), Runtime() as runtime:
-        with pytest.raises(ActorDied, match="refused us, or is not the server whose key we know"):
+        with pytest.raises(ActorDied, match="rejected our key, or does not have the expected server key"):
             await runtime.spawn(Counter, placement=placement(host, keys, "stranger"))
         assert host.num_refused >= 1
         assert host.num_actors == 0
@@ -277,7 +277,7 @@ async def test_a_client_does_not_talk_to_a_server_whose_key_it_does_not_know(hos
         client_keys=read_keys(keys / "client.key"),
     )
     async with asyncio.timeout(30), Runtime() as runtime:
-        with pytest.raises(ActorDied, match="is not the server whose key we know"):
+        with pytest.raises(ActorDied, match="does not have the expected server key"):
             await runtime.spawn(Counter, placement=impostor)
 
 
@@ -314,5 +314,5 @@ def test_a_port_that_is_used_is_said_in_one_line(keys: Path) -> None:
     assert ended.returncode == 1
     assert ended.stderr.splitlines() == [
         f"actors cannot be served on {address!r}: Address already in use; expected tcp://interface:port of this host, "
-        "with a port that nobody uses, or 0 for any such port."
+        "with a free port, or 0 for any free port."
     ]

@@ -219,7 +219,7 @@ async def test_an_entry_of_the_import_path_may_be_a_path(monkeypatch: pytest.Mon
 async def test_a_call_inside_of_its_own_callers_stream_is_refused_and_the_actor_lives(placement: Placement) -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
         streamer = await runtime.spawn(Streamer, placement=placement, deadlines_s={"serial_made": 0.5})
-        with pytest.raises(RuntimeError, match=r"serial_made was called inside of the iteration over a stream"):
+        with pytest.raises(RuntimeError, match=r"serial_made was called during the iteration over a stream"):
             _ = [await streamer.serial_made() async for _ in streamer.count(1000)]
         assert [number async for number in streamer.count(3)] == [0, 1, 2]
         assert await streamer.made() < 1000
@@ -231,7 +231,7 @@ async def test_a_stream_that_does_not_stop_for_a_call_inside_of_it_is_found_froz
     async with asyncio.timeout(20), Runtime() as runtime:
         deadlines_s = {"serial_made": 0.5, "count_and_linger": 3.0}
         streamer = await runtime.spawn(Streamer, placement=placement, deadlines_s=deadlines_s)
-        with pytest.raises(RuntimeError, match=r"serial_made was called inside of the iteration over a stream"):
+        with pytest.raises(RuntimeError, match=r"serial_made was called during the iteration over a stream"):
             _ = [await streamer.serial_made() async for _ in streamer.count_and_linger(1000)]
         with pytest.raises(ActorFrozen, match="count_and_linger"):
             await streamer.serial_made()
@@ -241,7 +241,7 @@ async def test_a_stream_that_does_not_stop_for_a_call_inside_of_it_is_found_froz
 async def test_a_begun_call_that_is_awaited_inside_of_its_callers_stream_is_refused(placement: Placement) -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
         streamer = await runtime.spawn(Streamer, placement=placement, deadlines_s={"serial_made": 0.5})
-        with pytest.raises(RuntimeError, match=r"serial_made was called inside of the iteration over a stream"):
+        with pytest.raises(RuntimeError, match=r"serial_made was called during the iteration over a stream"):
             _ = [await begin(streamer, Streamer.serial_made) async for _ in streamer.count(1000)]
         assert [number async for number in streamer.count(3)] == [0, 1, 2]
         assert await streamer.made() < 1000

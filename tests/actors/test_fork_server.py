@@ -229,7 +229,7 @@ async def test_children_survive_their_server_and_the_next_spawn_starts_another(
         heir_2 = await runtime.spawn(Heir, placement=forked(REMEMBER))
     assert await heir.word() == "hello"
     assert await heir_2.parent() not in (server, await heir.parent())
-    assert "fork server of test died: SIGKILL; its 1 children go on" in caplog.text
+    assert "fork server of test died: SIGKILL; its 1 children continue" in caplog.text
     os.kill(runtime.info(heir).pid, signal.SIGKILL)
     with pytest.raises(ActorDied, match="unknown, since its fork server is gone"):
         await heir.word()

@@ -87,7 +87,7 @@ async def test_another_version_of_vla_rl_is_refused(make_python: MakePython, tmp
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        (None, "is no executable file; expected the path of an interpreter"),
+        (None, "is not an executable file; expected the path of an interpreter"),
         ("echo hello", r"does not behave as a Python interpreter \(exit code 0"),
         ("echo no such library >&2; exit 127", r"does not behave as a Python interpreter \(exit code 127: no such"),
         ("echo '[[3, 8], [], null]'", r"which is Python 3\.8, expected 3\.11 or newer"),

@@ -387,7 +387,7 @@ async def test_tell_does_not_wait_for_the_answer(counter: Counter) -> None:
 async def test_an_error_that_nobody_awaits_is_logged(counter: Counter, caplog: pytest.LogCaptureFixture) -> None:
     await tell(counter, Counter.raise_value_error, "unheard")
     await counter.total()
-    assert "a call that nobody awaits failed" in caplog.text
+    assert "a call sent with tell() failed" in caplog.text
 
 
 # ---- streams
@@ -502,7 +502,7 @@ async def test_an_on_stop_that_raises_is_an_error_in_the_log_and_the_actor_ends_
                 await told.ping()
     for name in ("told", "left"):
         (record,) = [record for record in caplog.records if f"'{name}'" in record.getMessage()]
-        assert (record.levelname, "failed at its end" in record.getMessage()) == ("ERROR", True)
+        assert (record.levelname, "failed while it ended" in record.getMessage()) == ("ERROR", True)
         assert record.exc_info is not None
         error = record.exc_info[1]
         assert isinstance(error, ValueError)

@@ -146,7 +146,7 @@ async def test_render_devices_are_dealt_out_to_the_forks_of_one_process(runtime:
 
 
 async def test_an_interpreter_that_will_not_do_ends_the_pool_before_it_begins(runtime: Runtime, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"python is '.*', which is no executable file"):
+    with pytest.raises(ConfigError, match=r"python is '.*', which is not an executable file"):
         async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(python=str(tmp_path / "python"))):
             pass
 

@@ -1,7 +1,7 @@
-"""What an actor is: a class whose public async methods are endpoints, and the table that both ends of a wire read.
+"""Actors: classes whose public async methods are endpoints, and the endpoint table that both ends of a connection read.
 
-The table is made from the class alone: names, annotations and `@endpoint` marks. It decides how arguments and results are
-decoded, so a message can only contain what a signature says.
+The table is derived from the class alone: names, annotations and `@endpoint` marks. It decides how arguments and results
+are decoded, so a message can only contain what a signature declares.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _STREAM_TYPES = (AsyncIterator, AsyncGenerator, AsyncIterable)
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """What `@endpoint` says about one method."""
+    """Options that `@endpoint` sets on one method."""
 
     concurrent: bool = False
     deadline_s: float | None = None
@@ -31,17 +31,17 @@ class Actor:
 
     Public `async def` methods are endpoints; a public async generator is a streaming endpoint. One message is handled at
     a time, in the order in which the caller sent them, unless the method is marked `@endpoint(concurrent=True)`. The
-    constructor takes what the actor needs and does no I/O; `on_start` may. Arguments, constructor arguments included, are
-    what msgspec can encode by type, NumPy arrays among them; the receiver's arrays are read-only.
+    constructor takes what the actor needs and does no I/O; `on_start` may. Arguments, including those of the constructor,
+    may be anything that msgspec can encode by type, and NumPy arrays; received arrays are read-only.
     """
 
     async def on_start(self) -> None:
         """Run in the actor's own loop before its first message; `spawn` waits for it and raises what it raises."""
 
     async def on_stop(self) -> None:
-        """Run once, after the last message, where the actor is stopped in order; not where it is killed.
+        """Run once, after the last message, if the actor is stopped; not if it is killed.
 
-        What it raises is logged as an error where its owner is; the actor ends all the same.
+        An exception raised here is logged as an error in the owner's process; the actor ends anyway.
         """
 
 
@@ -49,7 +49,7 @@ def endpoint(*, concurrent: bool = False, deadline_s: float | None = None) -> Ca
     """Mark an endpoint that differs from the default.
 
     Args:
-        concurrent: start it as soon as its message arrives, beside whatever else the actor is doing.
+        concurrent: start it as soon as its message arrives, without waiting for other calls.
         deadline_s: replaces the actor's own `deadline_s` for this endpoint, e.g. for a reset that may take a minute.
     """
     if deadline_s is not None and deadline_s <= 0:
@@ -80,7 +80,7 @@ class Endpoint:
     deadline_s: float | None
     keyword_only: tuple[str, ...]
     num_plain_args: int
-    """Number of arguments with which a call needs no binding; -1 where it always does."""
+    """Number of arguments with which a call needs no binding; -1 if it always does."""
 
     @property
     def is_plain(self) -> bool:
@@ -88,7 +88,7 @@ class Endpoint:
         return self.num_plain_args >= 0 and not self.is_stream and not self.concurrent
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments in the order of the signature, defaults filled in. Raises: TypeError where they do not fit."""
+        """Return all arguments in the order of the signature, defaults filled in. Raises: TypeError if they do not fit."""
         if not kwargs and len(args) == self.num_plain_args:
             return args
         try:
@@ -99,7 +99,7 @@ class Endpoint:
         return tuple(bound.arguments.values())
 
     def apply(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Call `function` with what `bind` gave."""
+        """Call `function` with the arguments that `bind` returned."""
         if not self.keyword_only:
             return function(*args)
         num_positional = len(args) - len(self.keyword_only)
@@ -109,18 +109,18 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EndpointTable:
-    """All endpoints of one actor class, and how to build it."""
+    """All endpoints of one actor class, and its constructor."""
 
     actor_class: type[Actor]
     endpoints: tuple[Endpoint, ...]
     by_name: dict[str, Endpoint]
     constructor: Endpoint
     fingerprint: str
-    """Equal on both ends exactly where names, order and annotations are equal."""
+    """Equal on both ends exactly if names, order and annotations are equal."""
 
 
 def target_of(actor_class: type[Actor]) -> str:
-    """`module:qualname` of an actor class, by which a child or a host finds it. Raises: TypeError for a local class."""
+    """Return `module:qualname`, by which a child or a host finds the class. Raises: TypeError for a local class."""
     module, qualname = actor_class.__module__, actor_class.__qualname__
     if "<locals>" in qualname:
         raise TypeError(
@@ -134,7 +134,7 @@ _tables: dict[type[Actor], EndpointTable] = {}
 
 
 def table_of(actor_class: type[Actor]) -> EndpointTable:
-    """The endpoint table of a class, made once. Raises: TypeError where a signature cannot be sent over a wire."""
+    """Return the endpoint table of a class, made once. Raises: TypeError if a signature cannot be sent over a wire."""
     table = _tables.get(actor_class)
     if table is None:
         table = _tables[actor_class] = _make_table(actor_class)

@@ -1,9 +1,9 @@
 """The event loop of an actor's own process, which waits in ZeroMQ and answers there.
 
-A call whose endpoint never suspends, as the step of a simulator, is received, run and answered inside of the loop's wait:
-no turn of asyncio, no descriptor that announces a change only once. As soon as anything else is to be done, a task that
-was woken, a timer that is due, a descriptor or a thread with news, the wait ends and asyncio takes its turn; the socket is
-looked at again before the next one.
+A call whose endpoint never suspends, such as the step of a simulator, is received, run and answered inside the loop's
+wait. It needs no turn of asyncio and no edge-triggered descriptor. The wait ends, and asyncio takes its turn, as soon as
+there is anything else to do: a woken task, a due timer, a descriptor or a thread with news. The socket is read again
+before the next turn.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class ActorLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop with one `WaitingSocket` of its own; without one it is like any other."""
+    """An asyncio loop with one `WaitingSocket` of its own; without one it behaves like any other loop."""
 
     def __init__(self) -> None:
         self._wait = _Wait()
         super().__init__(self._wait)
 
     def open_socket(self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None]) -> "WaitingSocket":
-        """Read `socket` whenever the loop has nothing to do, and once a turn while it has."""
+        """Read `socket` whenever the loop has nothing to do, and once per turn otherwise."""
         self._wait.socket = WaitingSocket(socket, on_message)
         self._wait.watched = [(socket, _POLLIN), (self._wait.fileno(), _POLLIN)]
         return self._wait.socket
@@ -40,7 +40,7 @@ class ActorLoop(asyncio.SelectorEventLoop):
     def call_soon(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """See asyncio; also ends the wait."""
+        """Schedule as asyncio does; also end the wait."""
         self._wait.num_changes += 1
         return super().call_soon(callback, *args, context=context)
 
@@ -51,7 +51,7 @@ class ActorLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """See asyncio; also ends the wait, which may have been meant to last longer."""
+        """Schedule as asyncio does; also end the wait, which may have been longer."""
         self._wait.num_changes += 1
         return super().call_at(when, callback, *args, context=context)
 
@@ -59,11 +59,11 @@ class ActorLoop(asyncio.SelectorEventLoop):
 class WaitingSocket(MessageSocket):
     """A socket that is read by the wait of an `ActorLoop`.
 
-    The answer to a call that came alone leaves at once; answers to calls that came together leave together.
+    The answer to a call that came alone is sent at once; answers to calls that came together are sent together.
     """
 
     def end_turn(self) -> None:
-        """Send what was gathered; the next message leaves at once again."""
+        """Send the gathered messages; the next message is sent at once again."""
         self.gathers = False
         if self._batch:
             self._flush()
@@ -79,10 +79,10 @@ class _Wait(selectors.EpollSelector):
     socket: WaitingSocket | None = None
     watched: list[tuple[Any, int]]
     num_changes = 0
-    """How often something was scheduled: a wait that sees one more ends."""
+    """Number of times that something was scheduled; a wait ends when it grows."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Descriptors with news; waits at most `timeout` s, None for ever. Messages are delivered meanwhile."""
+        """Return the ready descriptors; wait at most `timeout` s, None for ever. Messages are delivered meanwhile."""
         socket = self.socket
         if socket is None or socket.is_closed:
             return super().select(timeout)

@@ -1,6 +1,6 @@
-"""A coroutine whose first part ran outside of the task that it belongs to.
+"""A coroutine whose first part ran outside the task that it belongs to.
 
-So a short call needs no turn of the loop, and a longer one goes on as if its task had begun it.
+A short call then needs no turn of the loop, and a longer one continues as if its task had begun it.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ from typing import Any
 
 
 class BegunCall:
-    """Awaiting it goes on where the coroutine stands, just as its own task would have.
+    """Awaiting it resumes the coroutine at its current position, as its own task would have.
 
     Args:
-        running: suspended after its first `send`; None where it was ended by `error`.
-        waits_for: what it gave to the loop: a future, or None for one turn.
-        error: what ended it; raised again where this is awaited.
+        running: suspended after its first `send`; None if it was ended by `error`.
+        waits_for: what it yielded to the loop: a future, or None for one turn.
+        error: the exception that ended it; raised again when this is awaited.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class BegunCall:
     ) -> None:
         self._running, self._waits_for, self._error = running, waits_for, error
         self.cancellation: asyncio.CancelledError | None = None
-        """Came for the coroutine before it was awaited."""
+        """Cancellation that arrived for the coroutine before it was awaited."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         running = self._running
@@ -42,7 +42,7 @@ class BegunCall:
 
 
 def _outcome(running: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, tuple[Any, Any]]:
-    """Wait as the coroutine asks; how to go on with it."""
+    """Wait as the coroutine asks; return how to resume it, and with which value."""
     try:
         value = yield waits_for
     except BaseException as error:

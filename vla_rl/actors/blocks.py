@@ -1,11 +1,11 @@
-"""Memory that a result is written into where its receiver will read it: a large array without a copy on its way out.
+"""Memory that the receiver reads directly: a large result is sent without a copy.
 
-    block = new_block(num_bytes)          # inside of an endpoint
+    block = new_block(num_bytes)          # inside an endpoint
     block.array[:] = ...
     return block                          # arrives as a uint8 array [num_bytes]
 
-A block is for one message, the next one that this process sends. In a process without shared memory, or while no slot is
-free, it is ordinary memory and travels as any array does.
+A block serves one message, the next one that this process sends. In a process without shared memory, or while no slot is
+free, it is ordinary memory and is sent like any array.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ _writers: list[SlotWriter] = []
 
 
 class PlainBlock:
-    """A block in memory of this process's own."""
+    """A block in ordinary memory of this process."""
 
     is_shared = False
 
@@ -25,7 +25,7 @@ class PlainBlock:
 
 
 def new_block(num_bytes: int) -> SharedBlock | PlainBlock:
-    """A block whose `array` (uint8 [num_bytes], not cleared) is to be filled and sent."""
+    """Return a block whose `array` (uint8 [num_bytes], not cleared) is to be filled and sent."""
     if _writers and num_bytes > 0:
         block = _writers[0].take_block(num_bytes)
         if block is not None:
@@ -34,5 +34,5 @@ def new_block(num_bytes: int) -> SharedBlock | PlainBlock:
 
 
 def use_for_blocks(writer: SlotWriter) -> None:
-    """Have blocks of this process lie in the slots of its one link."""
+    """Allocate the blocks of this process in the slots of its one connection."""
     _writers[:] = [writer]

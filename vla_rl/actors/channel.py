@@ -1,4 +1,4 @@
-"""What connects a caller to one incarnation of an actor, wherever that runs."""
+"""The connection of a caller to one incarnation of an actor, in any placement."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,13 +10,13 @@ from vla_rl.actors.wire import Frames
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of one incarnation, as its channel saw it."""
+    """The end of one incarnation, as its channel observed it."""
 
     pid: int
     cause: str
     last_words: tuple[str, ...] = field(default=())
     frozen: bool = False
-    """Whether it lived, and was killed because it did not go on."""
+    """Whether the process was alive but stuck, and was killed for that."""
 
 
 OnMessage = Callable[[Frames], None]
@@ -25,15 +25,16 @@ OnMessage = Callable[[Frames], None]
 class Channel(Protocol):
     """The caller's end. Made by a launcher together with the incarnation; used once.
 
-    The launcher is given `on_message`, called with each message of the incarnation, and `on_end`, called once, on the
-    loop, when the incarnation is gone for whatever reason; no message follows it. `on_message` may be replaced.
+    The launcher receives two callbacks: `on_message` is called with each message of the incarnation; `on_end` is called
+    once, on the loop, when the incarnation has ended for any reason, and no message follows it. `on_message` may be
+    replaced.
     """
 
     on_message: OnMessage
 
     @property
     def pid(self) -> int:
-        """Process id there, 0 in this loop."""
+        """Process id of the actor; 0 in this loop."""
         ...
 
     @property
@@ -43,21 +44,21 @@ class Channel(Protocol):
 
     @property
     def actor_id(self) -> int:
-        """What every envelope on this channel carries as its actor."""
+        """Actor number in each envelope on this channel."""
         ...
 
     @property
     def unanswered(self) -> str:
-        """Who has not said a word so far, where that is not the incarnation itself; else nothing."""
+        """Name of what has not answered yet, if that is not the incarnation itself; else an empty string."""
         ...
 
     @property
     def is_ending(self) -> bool:
-        """Whether the incarnation is known to be gone, and `on_end` about to be called."""
+        """Whether the incarnation is known to have ended, and `on_end` is about to be called."""
         ...
 
     def send(self, frames: Frames) -> None:
-        """Queue one message; where the incarnation is gone it is dropped, since `on_end` follows."""
+        """Queue one message; it is dropped if the incarnation has ended, since `on_end` follows."""
         ...
 
     def poll(self) -> None:
@@ -69,7 +70,7 @@ class Channel(Protocol):
         ...
 
     async def until_gone(self) -> None:
-        """Wait for the end; all resources of the incarnation are free then."""
+        """Wait for the end; afterwards all resources of the incarnation are free."""
         ...
 
 

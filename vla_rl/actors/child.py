@@ -1,7 +1,8 @@
-"""What runs in an actor's own process: `python -m vla_rl.actors.child NAME`, started by a runtime and by nobody else.
+"""The program of an actor's own process: `python -m vla_rl.actors.child NAME`, started only by a runtime.
 
-The first words come from stdin (in a forked child: from its fork server), the class to build and its arguments from the
-socket. Ends with the actor, with the parent, or when the constructor fails, which the parent is told first.
+Its settings come from stdin (in a forked child: from its fork server), the class to build and its arguments from the
+socket. The process ends with the actor, with the parent, or when the constructor fails, which is reported to the parent
+first.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ _LAST_WORDS_MS = 2000
 
 
 def main() -> None:
-    """Become the actor that the parent asks for, and live as long as it does."""
+    """Become the actor that the parent asks for, and run until it ends."""
     leave_terminal_to_parent()
     settings, pipe_fd = _read_settings()
     die_with_parent(settings.parent_pid, pipe_fd)
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def live(settings: ChildSettings) -> NoReturn:
-    """Be the actor that the parent asks for over the socket, and exit with it."""
+    """Run the actor that the parent asks for over the socket, then exit."""
     if settings.pulse >= 0:
         begin_beating(settings.pulse)
     name_process(settings.name)
@@ -52,7 +53,7 @@ def live(settings: ChildSettings) -> NoReturn:
 
 
 def _read_settings() -> tuple[ChildSettings, int]:
-    """The first words, and the pipe that they came by, out of the way of whoever reads stdin."""
+    """Read the settings from stdin; return them and the pipe, moved away so that reading stdin yields nothing."""
     pipe_fd = os.dup(0)
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
@@ -95,7 +96,7 @@ async def _live(settings: ChildSettings) -> int:
 
 
 class _Life:
-    """Builds the actor from the first two messages, then gives the socket to its server."""
+    """Builds the actor from the first two messages, then hands the socket to its server."""
 
     def __init__(self, codec: Codec, actor_id: int) -> None:
         self._codec, self._actor_id = codec, actor_id
@@ -103,7 +104,7 @@ class _Life:
         self._born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_message(self, frames: Frames) -> None:
-        """Take the messages before birth."""
+        """Collect the two messages that describe the actor."""
         try:
             kind, _, _, _ = unpack_envelope(frames[0])
         except MalformedMessage:
@@ -114,7 +115,7 @@ class _Life:
                 self._born.set_result(None)
 
     async def run(self, socket: WaitingSocket, lag: LoopLag) -> int:
-        """From the first hello to the end of the actor; 0, or 1 where it could not be built or its `on_stop` raised."""
+        """Run from the hello to the actor's end; return 0, or 1 if it could not be built or its `on_stop` raised."""
         send = socket.send
         send(self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, Birth(os.getpid()), "hello"))
         await self._born
@@ -122,9 +123,9 @@ class _Life:
             actor, table, mailbox = self._build()
             server = ActorServer(actor, table, self._codec, self._actor_id, send, mailbox, lag, at_once=True)
             socket.on_message = server.on_message
-            gc.freeze()  # what was imported stays: the collector need not look at it again
+            gc.freeze()  # imported modules stay: the collector need not visit them again
             await server.serve()
-        except Exception as error:  # the owner decides; it learns what happened while the process ends
+        except Exception as error:  # the owner decides: it receives the report while the process ends
             send(self._codec.encode(Kind.ERROR, 0, self._actor_id, OWN_CALL, report_of(error), "birth or end"))
             return 1
         return 0
@@ -140,7 +141,7 @@ class _Life:
 
 
 def import_target(target: str) -> type[Actor]:
-    """The class behind `module:qualname`. Raises: ImportError, AttributeError or TypeError where there is none."""
+    """Import the class `module:qualname`. Raises: ImportError, AttributeError or TypeError if there is none."""
     module_name, _, qualname = target.partition(":")
     found: Any = importlib.import_module(module_name)
     for part in qualname.split("."):

@@ -1,7 +1,7 @@
-"""A caller's channel to a child process, however that was started.
+"""A caller's channel to a child process, started in any way.
 
-The child inherits two arenas of shared memory and the page in which it beats; one that stops beating is killed as frozen.
-The socket lives in the abstract namespace and lets in our own user only, so there is no file to leave behind.
+The child inherits two arenas of shared memory and the page of its heartbeat; if the heartbeat stops, it is killed as
+frozen. The socket is in the abstract namespace and accepts only our own user, so no file is left behind.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ from vla_rl.actors.wire import Frames
 _IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID, for which pyzmq has no name
 
 _LAST_WORDS_WITHIN_S = 5.0
-"""For ZeroMQ's thread to read what a process had sent before its end; a process that it forked may hold the socket open."""
+"""Time for ZeroMQ's thread to read what an ended process had sent; a process that it forked may hold the socket open."""
 _LOOK_EVERY_S = 0.001
 _SILENT_TIMES = 5.0
-"""A process that sleeps without a beat has this many times as long as one that is stopped: native code may rightly wait for
-another program without letting go of the interpreter."""
+"""A sleeping process without a heartbeat has this many times as long as a stopped one: native code may rightly wait for
+another program while it holds the interpreter lock."""
 
 
 class ChildChannel:
@@ -94,7 +94,7 @@ class ChildChannel:
 
     @property
     def on_message(self) -> OnMessage:
-        """Called with each message of the child."""
+        """Callback for each message of the child."""
         return self._socket.on_message
 
     @on_message.setter
@@ -103,16 +103,16 @@ class ChildChannel:
 
     @property
     def pid(self) -> int:
-        """Process id of the child; 0 for as long as there is none."""
+        """Process id of the child; 0 until there is one."""
         return self._process.pid
 
     @property
     def is_ending(self) -> bool:
-        """Whether the process is gone, and its owner about to be told."""
+        """Whether the process has ended, and `on_end` is about to be called."""
         return self._process.has_ended
 
     def send(self, frames: Frames) -> None:
-        """Queue one message; where the child is gone it is dropped."""
+        """Queue one message; it is dropped if the child has ended."""
         self._socket.send(frames)
 
     def poll(self) -> None:
@@ -120,7 +120,7 @@ class ChildChannel:
         self._socket.drain_all()
 
     def kill(self) -> None:
-        """SIGKILL, which also ends a stopped process."""
+        """Send SIGKILL, which also ends a stopped process."""
         self._process.kill()
 
     async def until_gone(self) -> None:
@@ -128,7 +128,7 @@ class ChildChannel:
         await asyncio.shield(self._gone)
 
     def _watch(self, pulse: Pulse | None, frozen_after_s: float | None) -> Watched | None:
-        """Have the process observed from now on, unless its placement says otherwise."""
+        """Have the process observed from now on, unless its placement disables that."""
         if pulse is None or frozen_after_s is None:
             return None
         watched = Watched(
@@ -148,7 +148,7 @@ class ChildChannel:
             self.kill()
 
     def _end(self, cause: str, words: tuple[str, ...]) -> None:
-        """The process is gone; what it sent last may still be on its way through ZeroMQ's thread."""
+        """Handle the end of the process; its last messages may still be on their way through ZeroMQ's thread."""
         if self._watched is not None:
             self._observer.forget(self._watched)
             self._watched = None
@@ -161,12 +161,12 @@ class ChildChannel:
             self._finish(cause, words)
 
     def _finish(self, cause: str, words: tuple[str, ...]) -> None:
-        """Take its last answers and words, free everything, tell the owner."""
+        """Read the last answers and lines of stderr, free everything, report to the owner."""
         try:
             self._socket.drain_all()
             self._socket.close()
             self._stderr.close()
-        finally:  # whatever goes wrong, its owner has to know
+        finally:  # whatever goes wrong, the owner must be notified
             self._gone.set_result(None)
             words = (*words, *self._stderr.last_lines)
             self._on_end(Death(self.pid, self._frozen or cause, words, frozen=self._frozen is not None))

@@ -1,7 +1,7 @@
 """The caller's end: sends calls, matches answers, watches deadlines. Outlives the incarnations of its actor.
 
-Invariant: every call that was sent leaves `_pending` by an answer or by the end of the incarnation, so no future outlives
-its peer; a place in the mailbox is held for exactly that long, also by a call whose caller has gone.
+Invariant: each call that was sent leaves `_pending` by an answer or by the end of the incarnation, so no future outlives
+its peer. A place in the mailbox is held for exactly that long, also by a call whose caller was cancelled.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from vla_rl.errors import ActorDied, ActorFrozen
 
 logger = logging.getLogger(__name__)
 
-# plain numbers: an enum's member costs a lookup in its class for each message
+# plain numbers: access to an enum member costs a dictionary lookup for each message
 _CALL, _RESULT, _ERROR, _ITEM = int(Kind.CALL), int(Kind.RESULT), int(Kind.ERROR), int(Kind.ITEM)
 _unpack, _now = ENVELOPE.unpack_from, time.monotonic
 
 STREAM_WINDOW = 16
-"""Items of a stream that may be on their way before the consumer has taken one."""
+"""Items of a stream that may be sent before the consumer has taken one."""
 
 _LAG_WITHIN_S = 10.0
 
 
 class State(enum.Enum):
-    """What a call meets."""
+    """State of an actor, as a call finds it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -52,14 +52,14 @@ _RUNNING = State.RUNNING
 
 
 class ActorClient:
-    """Calls one actor. Every call begins in `call`, `tell` or `stream`; every message back ends in `on_message`.
+    """Calls one actor. Each call begins in `call`, `begin`, `tell` or `stream`; each message back arrives in `on_message`.
 
     Args:
         name: the actor's name.
-        mailbox: unanswered calls at a time; the next sender waits.
-        deadlines_s: for each endpoint, the longest time the actor may work on one call before it counts as frozen and is
-            killed; None for ever. The clock of a call that waits behind another begins when that one is answered.
-        limits: by index of an endpoint, what may shorten the deadline of each of its calls.
+        mailbox: largest number of unanswered calls; further senders wait.
+        deadlines_s: for each endpoint, the longest time the actor may work on one call before it counts as frozen and
+            is killed; None for ever. If a call waits behind another, its time starts when that one is answered.
+        limits: by index of an endpoint: shortens the deadline of each of its calls.
     """
 
     def __init__(
@@ -88,26 +88,26 @@ class ActorClient:
 
     @property
     def pid(self) -> int:
-        """Process of the current incarnation, 0 in this loop or where there is none."""
+        """Process id of the current incarnation; 0 in this loop, or if there is none."""
         return self._channel.pid if self._channel is not None else 0
 
     @property
     def end(self) -> ActorDied | None:
-        """How the last incarnation ended; None while one lives."""
+        """Error that ended the last incarnation; None while one is alive."""
         return self._error
 
     @property
     def num_pending(self) -> int:
-        """Calls that wait for an answer."""
+        """Number of calls that wait for an answer."""
         return len(self._pending)
 
     @property
     def num_slots_taken(self) -> int:
-        """Shared-memory slots of ours that the actor still reads."""
+        """Number of our shared-memory slots that the actor still reads."""
         return self._channel.codec.num_slots_taken if self._channel is not None else 0
 
     def waits(self) -> Iterator[Wait]:
-        """Who waits for an answer of this actor, for the watchdog's thread."""
+        """Yield the tasks that wait for an answer of this actor; called on the watchdog's thread."""
         for pending in (*self._pending.values(), *self._lag_reports.values()):
             if pending.task is not None and not pending.future.done():
                 yield Wait(pending.task.get_name(), f"{self.name}.{pending.endpoint_name}", pending.since)
@@ -129,7 +129,7 @@ class ActorClient:
             raise
 
     def begin(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
-        """Send a call now; await what this returns for its answer. Where it cannot leave now, it does when awaited."""
+        """Send a call now; await the result for its answer. If it cannot be sent now, it is sent when awaited."""
         bound = endpoint.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             return self.call(endpoint, args, kwargs)
@@ -138,7 +138,7 @@ class ActorClient:
         return pending.future
 
     async def tell(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Send a call whose answer nobody awaits; waits for a place in the mailbox only. An error is logged."""
+        """Send a call without an answer; waits only for a place in the mailbox. An error is logged."""
         args = endpoint.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             await self._enter()
@@ -147,7 +147,7 @@ class ActorClient:
         pending.future.add_done_callback(self._log_untold_error)
 
     async def stream(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Any]:
-        """Iterate over a streaming endpoint. Leaving the iteration stops the generator there."""
+        """Iterate over a streaming endpoint. Leaving the iteration stops the remote generator."""
         args = endpoint.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             await self._enter()
@@ -178,16 +178,16 @@ class ActorClient:
             if not ended:
                 self._cancel(call)
             if not pending.future.cancel() and not pending.future.cancelled():
-                pending.future.exception()  # seen, or of no interest to anybody any more
+                pending.future.exception()  # retrieved, or asyncio would log it
 
     def forgive(self, lost_s: float) -> None:
-        """Count the last `lost_s` seconds, in which our loop stood still, for no call's deadline."""
+        """Exclude the last `lost_s` seconds, in which our loop did not run, from each call's deadline."""
         self._deadlines.forgive(lost_s)
 
     async def loop_lag(self) -> LagReport:
-        """How late the actor's loop runs its timers. Raises: TimeoutError where it does not say; ActorDied.
+        """Return the timer delays of the actor's loop. Raises: TimeoutError if it does not report them; ActorDied.
 
-        Takes no place in the mailbox: the actor answers beside its calls.
+        Takes no place in the mailbox: the actor answers while its calls run.
         """
         try:
             async with asyncio.timeout(_LAG_WITHIN_S):
@@ -219,7 +219,7 @@ class ActorClient:
     # ---- incarnations
 
     def connect(self, channel: Channel) -> None:
-        """A new incarnation stands; calls go there from now on. Raises: TypeError for an impossible annotation."""
+        """Send calls to a new incarnation from now on. Raises: TypeError for an annotation that cannot be decoded."""
         self._decoders = [channel.codec.decoder(entry.result_type) for entry in self.table.endpoints]
         self._error_decoder = channel.codec.decoder(ErrorReport)
         self._channel = channel
@@ -227,8 +227,8 @@ class ActorClient:
         self._settle(State.RUNNING, None)
 
     def disconnect(self, death: Death, state: State) -> None:
-        """The incarnation is gone: every pending call raises; later ones wait (RESTARTING) or raise (DEAD, STOPPED)."""
-        if self._channel is None and self._error is not None:  # it was frozen, and is gone only now
+        """Fail each pending call, as the incarnation has ended; later calls wait (RESTARTING) or raise (DEAD, STOPPED)."""
+        if self._channel is None and self._error is not None:  # it was frozen, and its process has ended only now
             self._settle(state, self._error)
             return
         kind = ActorFrozen if death.frozen else ActorDied
@@ -245,11 +245,11 @@ class ActorClient:
         self._deadlines.stop()
 
     def give_up(self, state: State, error: ActorDied) -> None:
-        """No further incarnation will come: calls that waited for one raise `error`, as later ones do."""
+        """Raise `error` in calls that wait for an incarnation, and in later ones: none will come."""
         self._settle(state, error)
 
     def last_error(self, why: str, cause: BaseException | None) -> ActorDied:
-        """How the last incarnation ended, with the reason why there is no next one."""
+        """Return the error that ended the last incarnation, with the reason why there is no next one."""
         last = self._died()
         reason = f"{last.cause}; {why}" if cause is None else f"{last.cause}; {why}; the last restart failed: {cause}"
         return type(last)(self.name, last.pid, reason, last.last_words)
@@ -283,7 +283,7 @@ class ActorClient:
                 if magic == MAGIC and kind == _RESULT and self._channel is not None and call in self._lag_reports:
                     self._take_answer(kind, self._lag_reports.pop(call), frames)
                     return
-                raise MalformedMessage(f"answer to call {call}, which nobody made, or no message at all.")
+                raise MalformedMessage(f"answer to call {call}, which is not pending, or bytes that are not a message.")
             if kind == _ITEM:
                 self._take_item(call, pending, frames)
             else:
@@ -304,7 +304,7 @@ class ActorClient:
     # ---- inside
 
     async def _enter(self) -> None:
-        """Wait for a place in the mailbox of a running incarnation. Raises: ActorDied where there will be none."""
+        """Wait for a place in the mailbox of a running incarnation. Raises: ActorDied if there will be none."""
         await self.mailbox.enter()
         try:
             await self._until_running()
@@ -313,7 +313,7 @@ class ActorClient:
             raise
 
     async def _until_running(self) -> None:
-        """Wait for a running incarnation. Raises: ActorDied where there will be none."""
+        """Wait for a running incarnation. Raises: ActorDied if there will be none."""
         while self.state is not State.RUNNING:
             if self.state is not State.RESTARTING:
                 raise self._died()
@@ -356,7 +356,7 @@ class ActorClient:
             channel.send(channel.codec.encode(Kind.CREDIT, items, channel.actor_id, call, None, self.name))
 
     def _cancel(self, call: int) -> None:
-        """Ask the actor to stop working on a call; the call stays pending until it has."""
+        """Ask the actor to stop working on a call; the call stays pending until the actor has answered."""
         pending, channel = self._pending.get(call), self._channel
         if pending is not None and channel is not None:
             if isinstance(pending, PendingStream):
@@ -368,8 +368,8 @@ class ActorClient:
     def _take_item(self, call: int, pending: PendingCall, frames: Frames) -> None:
         assert self._channel is not None
         if not isinstance(pending, PendingStream) or pending.num_granted == 0:
-            raise MalformedMessage(f"an item that {pending.endpoint_name} may not send.")
-        if pending.future.done():  # it failed, and what follows an item that is missing is no stream any more
+            raise MalformedMessage(f"an unexpected stream item from {pending.endpoint_name}.")
+        if pending.future.done():  # it failed: an item is missing, so later ones are dropped
             self._channel.codec.discard(frames)
             return
         try:
@@ -400,7 +400,7 @@ class ActorClient:
             elif kind == Kind.ERROR:
                 report = codec.decode(self._error_decoder, frames)
                 pending.fail(error_from(report, self.name, self._channel.pid))
-            elif kind == Kind.CANCELLED:  # not by its caller, whose future is done then
+            elif kind == Kind.CANCELLED:  # cancelled by the actor: if the caller did it, the future is done
                 pending.fail(ActorDied(self.name, self._channel.pid, "stopped while this call was running"))
             else:
                 raise MalformedMessage(f"answer of kind {kind}.")
@@ -414,18 +414,18 @@ class ActorClient:
 
     def _log_untold_error(self, future: asyncio.Future[Any]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
-            logger.error("%s: a call that nobody awaits failed.", self.name, exc_info=error)
+            logger.error("%s: a call sent with tell() failed.", self.name, exc_info=error)
 
     def _log_failed_end(self, channel: Channel, frames: Frames) -> None:
-        """What an actor that was ready says of itself: why its end went wrong. Raises: MalformedMessage."""
+        """Log the error that an actor reports about its own end. Raises: MalformedMessage."""
         assert self._error_decoder is not None
         try:
             report = channel.codec.decode(self._error_decoder, frames)
         except msgspec.ValidationError as problem:
-            raise MalformedMessage(f"its last words made no sense: {problem}.") from None
+            raise MalformedMessage(f"its last message cannot be read: {problem}.") from None
         error = error_from(report, self.name, channel.pid)
         logger.error(
-            "actor %r (pid %d) failed at its end, as a rule in its on_stop; it is gone all the same.",
+            "actor %r (pid %d) failed while it ended, usually in its on_stop; it has ended anyway.",
             self.name,
             channel.pid,
             exc_info=error,
@@ -438,13 +438,13 @@ class ActorClient:
     def _freeze(self, pending: PendingCall) -> None:
         channel = self._channel
         assert channel is not None
-        if channel.is_ending:  # it died, which its channel tells in a moment
+        if channel.is_ending:  # it died, and its channel reports that next
             return
         if not pending.concurrent and any(ahead.waits_for_caller_of(pending) for ahead in self._pending.values()):
             self._refuse_inside_stream(pending)
             return
         if pending.limit is not None and (deadline_s := self._shortest_deadline_of(pending)) != pending.deadline_s:
-            pending.deadline_s = deadline_s  # its limit has learnt since
+            pending.deadline_s = deadline_s  # its limit has learned since
             self._deadlines.expect_by(_now())
             return
         cause = f"{pending.endpoint_name} did not answer within {pending.deadline_s:.4g} s"
@@ -454,20 +454,20 @@ class ActorClient:
         channel.kill()
 
     def _shortest_deadline_of(self, pending: PendingCall) -> float | None:
-        """The endpoint's deadline, or what the call's limit says now if that is shorter."""
+        """Return the endpoint's deadline, or the call's current limit if that is shorter."""
         deadline_s = self._deadlines_s[pending.endpoint.index]
         learnt_s = pending.limit.limit_s(pending.num_units) if pending.limit is not None else None
         return learnt_s if deadline_s is None or (learnt_s is not None and learnt_s < deadline_s) else deadline_s
 
     def _refuse_inside_stream(self, pending: PendingCall) -> None:
-        """End a call, and the stream before it, that wait for each other; the actor is not to blame."""
+        """Fail a call and the stream before it, which wait for each other; the actor works correctly."""
         for call, entry in list(self._pending.items()):
             if entry is pending or entry.waits_for_caller_of(pending):
-                if entry is pending:  # the stream has its deadline to end by
+                if entry is pending:  # the stream keeps its deadline, within which it has to end
                     entry.deadline_s = None
                 entry.fail(
                     RuntimeError(
-                        f"{self.name}.{pending.endpoint_name} was called inside of the iteration over a stream of the same "
+                        f"{self.name}.{pending.endpoint_name} was called during the iteration over a stream of the same "
                         "actor, which ends before the next call begins; call it after the iteration, or mark one of the "
                         "two concurrent."
                     )

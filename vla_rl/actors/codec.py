@@ -1,4 +1,4 @@
-"""Values to frames and back: msgspec by type, arrays out of band.
+"""Encode values to frames and decode them: msgspec by type, arrays outside the payload.
 
 An array becomes a msgpack extension that says where its bytes are:
 
@@ -6,8 +6,8 @@ An array becomes a msgpack extension that says where its bytes are:
     slot       in a shared-memory slot        from 16 KiB on, on the same host, while slots are free
     frame      in a frame of its own          everywhere else; cut into parts if it is large
 
-NumPy scalars become Python numbers. Anything else that msgspec does not know is refused with a TypeError: never pickle.
-A codec belongs to one link and one loop; encoding and decoding never suspend, so what they share needs no lock.
+NumPy scalars become Python numbers. Any other type unknown to msgspec is rejected with a TypeError; pickle is never used.
+A codec belongs to one connection and one loop; encoding and decoding never suspend, so its state needs no lock.
 """
 
 import math
@@ -35,10 +35,10 @@ _NOT_A_MESSAGE = (msgspec.DecodeError, ValueError, OverflowError, RecursionError
 
 
 class Codec:
-    """Encodes for one link and decodes from it.
+    """Encodes and decodes the messages of one connection.
 
     Args:
-        slots_out, slots_in: ends of the two arenas shared with the peer; None where there is no shared memory.
+        slots_out, slots_in: ends of the two arenas shared with the peer; None if there is no shared memory.
     """
 
     def __init__(self, slots_out: SlotWriter | None = None, slots_in: SlotReader | None = None) -> None:
@@ -54,11 +54,11 @@ class Codec:
 
     @property
     def num_slots_taken(self) -> int:
-        """Slots of ours that the peer still reads."""
+        """Number of our slots that the peer still reads."""
         return self._slots_out.num_taken if self._slots_out else 0
 
     def decoder(self, type_: Any) -> msgspec.msgpack.Decoder[Any]:
-        """The decoder for one annotation, made once. Raises: TypeError for a type that no message can have."""
+        """Return the decoder for one annotation, made once. Raises: TypeError for a type that cannot be sent."""
         decoder = self._decoders.get(type_)
         if decoder is None:
             decoder = msgspec.msgpack.Decoder(type_, ext_hook=self._decode_array, dec_hook=_check_class)
@@ -66,10 +66,11 @@ class Codec:
         return decoder
 
     def encode(self, kind: int, endpoint: int, actor: int, call: int, value: Any, label: str) -> list[Any]:
-        """Frames of one message. Raises: TypeError naming `label` where `value` holds something no message can."""
+        """Return the frames of one message. Raises: TypeError naming `label` if `value` contains something that cannot be
+        sent."""
         try:
             payload = self._encoder.encode(value)
-        except Exception as error:  # also what a property or an unset field of the value raises
+        except Exception as error:  # includes errors from a property or an unset field of the value
             self._undo_encoding()
             raise TypeError(f"{label}: {error}") from None
         if len(payload) > MAX_MESSAGE_BYTES:
@@ -93,9 +94,9 @@ class Codec:
         return frames
 
     def decode(self, decoder: msgspec.msgpack.Decoder[Any], frames: Frames) -> Any:
-        """The value of one message. Raises: msgspec.ValidationError for another type, MalformedMessage for no message.
+        """Return the value of a message. Raises: msgspec.ValidationError for another type, MalformedMessage for other bytes.
 
-        Slots of a message that is refused are given back.
+        The slots of a rejected message are given back.
         """
         if len(frames) > 1:
             frames = joined(frames)
@@ -115,20 +116,21 @@ class Codec:
                 self._views = {}
 
     def discard(self, frames: Frames) -> None:
-        """Give back the slots of a message that nobody will read. Raises: MalformedMessage."""
+        """Give back the slots of a message that will not be read. Raises: MalformedMessage."""
         try:
             self.decode(self._any, frames)
-        except msgspec.ValidationError as error:  # e.g. a timestamp that is none
+        except msgspec.ValidationError as error:  # e.g. an invalid timestamp
             raise MalformedMessage(str(error)) from None
 
     def _give_back(self, payload: memoryview) -> None:
-        """Visit the arrays that a failed decoding did not reach; those that it did are known by their slot."""
+        """Give back the slots of arrays that a failed decoding did not reach; those it reached are released with their
+        leases."""
         if self._slots_in is None:
             return
         try:
             self._any.decode(payload)
         except _NOT_A_MESSAGE:
-            return  # the sender is not one of ours: only a broken process can write such bytes
+            return  # only a broken process can write such bytes
 
     def _undo_encoding(self) -> None:
         if self._slots_out is not None:
@@ -201,7 +203,7 @@ class Codec:
     def _learn_slot(
         self, data: memoryview, end: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int
     ) -> None:
-        """Note what such bytes mean: the same few come again and again."""
+        """Cache the place for these bytes: the same few references come again and again."""
         if self._slots_in is None or len(data) - end != _SLOT_REF.size:
             raise MalformedMessage("array in a slot, on a link without shared memory.")
         slot, offset = _SLOT_REF.unpack(data[end:])
@@ -213,14 +215,14 @@ class Codec:
 
 @lru_cache(maxsize=1024)
 def _block_reference(block: SharedBlock) -> msgspec.msgpack.Ext:
-    """How such a block is spoken of; the same each time."""
+    """Return the reference to a block, the same each time."""
     meta, _ = _array_meta(block.array.dtype, block.array.shape)
     return msgspec.msgpack.Ext(_SLOT, meta + _SLOT_REF.pack(block.slot, block.offset))
 
 
 @lru_cache(maxsize=1024)
 def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
-    """The description of such arrays, and their size in bytes. Raises: TypeError for a dtype that is not plain numbers.
+    """Return the description and the size in bytes of such arrays. Raises: TypeError for a dtype that is not plain numbers.
 
     The description is `its length u16, ndim u8, length of dtype u8, dtype, shape as u64 each`.
     """
@@ -239,7 +241,7 @@ def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, in
 
 
 def _is_empty_but_long(shape: tuple[int, ...]) -> bool:
-    """Whether an array without bytes has an axis over which a receiver could work for ever."""
+    """Return whether an array without bytes has so long an axis that a receiver could work on it for ever."""
     return 0 in shape and max(shape) > MAX_MESSAGE_BYTES
 
 
@@ -249,12 +251,12 @@ def _too_large(num_bytes: int) -> str:
 
 @lru_cache(maxsize=1024)
 def _known_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """What `_array_meta` described: dtype, shape, size in bytes. Raises: MalformedMessage."""
+    """Read what `_array_meta` wrote: dtype, shape, size in bytes. Raises: MalformedMessage."""
     if len(meta) < _META.size:
         raise MalformedMessage("array without a description.")
     length, ndim, name_size = _META.unpack_from(meta)
     if not len(meta) == length == _META.size + name_size + 8 * ndim or ndim > 32:
-        raise MalformedMessage("array with half a description.")
+        raise MalformedMessage("array with an incomplete description.")
     try:
         dtype = np.dtype(meta[_META.size : _META.size + name_size].decode("ascii"))
     except (TypeError, ValueError, SyntaxError) as error:
@@ -264,13 +266,13 @@ def _known_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     shape = struct.unpack_from(f"<{ndim}Q", meta, _META.size + name_size)
     if _is_empty_but_long(shape):
         raise MalformedMessage(
-            f"array of shape {shape}, which is empty and has an axis of more than any array can have."
+            f"array of shape {shape}, which is empty and has an axis longer than any array may have."
         )
     return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
 def _check_class(type_: Any, value: Any) -> Any:
-    """msgspec asks about classes that it does not know; only an instance may pass, and only arrays can be one."""
+    """Check an object of a class unknown to msgspec: only instances pass, and only arrays can be one."""
     if type(value) is type_:
         return value
     wanted = getattr(type_, "__origin__", type_)

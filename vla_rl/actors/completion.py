@@ -1,4 +1,4 @@
-"""Work that is waited for to its end, also by a caller that is being cancelled."""
+"""Await work to its end, even if the caller is being cancelled."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,7 +9,7 @@ Ts = TypeVarTuple("Ts")
 
 
 async def to_its_end(work: asyncio.Future[T]) -> T:
-    """The result of `work`. A cancellation of the caller is let through only once that is done."""
+    """Return the result of `work`. A cancellation of the caller is raised only once `work` is done."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -17,18 +17,18 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        work.exception()  # the caller is leaving and cannot use it
+        work.exception()  # retrieve it: the caller is leaving and cannot use it
         raise cancelled
     return work.result()
 
 
 async def run_to_its_end(fn: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Run `fn(*args)` in a thread. A cancellation is let through only once `fn` has returned: a thread cannot be stopped."""
+    """Run `fn(*args)` in a thread. A cancellation is raised only once `fn` has returned: a thread cannot be stopped."""
     return await to_its_end(asyncio.ensure_future(asyncio.to_thread(fn, *args)))
 
 
 async def carried_through(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
-    """Await `work` to its end, also if the caller is cancelled meanwhile; return its result, and whether it was."""
+    """Await `work` to its end, even if the caller is cancelled; return its result, and whether the caller was cancelled."""
     task = asyncio.ensure_future(work)
     is_cancelled = False
     while not task.done():

@@ -1,4 +1,4 @@
-"""Finds the call that an actor should have answered by now, with one timer for all of its calls."""
+"""Find calls that an actor should have answered by now, with one timer for all of its calls."""
 
 import asyncio
 import math
@@ -13,9 +13,9 @@ _CONFIRM_WITHIN_S = 1.0
 
 
 def deadlines_of(table: EndpointTable, actors: float | None, by_name: Mapping[str, float]) -> list[float | None]:
-    """The deadline of each endpoint (s): by its name, else by its mark in the class, else the actor's.
+    """Return the deadline of each endpoint (s): by its name, else by its mark in the class, else the actor's.
 
-    Raises: ValueError for a name that no endpoint has, or a deadline that is none.
+    Raises: ValueError for a name that no endpoint has, or a deadline that is not positive.
     """
     for name, deadline_s in by_name.items():
         if name not in table.by_name or deadline_s <= 0:
@@ -28,14 +28,14 @@ def deadlines_of(table: EndpointTable, actors: float | None, by_name: Mapping[st
 class DeadlineWatch:
     """Watches the unanswered calls of one actor, given in the order in which they were sent.
 
-    A serial actor works on one call at a time: the clock of a call that waits behind another begins when that one is
-    answered. A stream without credit waits for its consumer, and its clock stands still; not that of a call which the
-    consumer itself makes meanwhile, since neither would ever end.
+    A serial actor works on one call at a time: the time of a call that waits behind another starts when that one is
+    answered. A stream without credit waits for its consumer, so its time is not counted. A call that the consumer itself
+    makes meanwhile is counted, since otherwise neither would ever end.
 
     Args:
         calls: the live table of unanswered calls.
-        poll: delivers answers that have arrived and not been read.
-        on_overdue: told the call whose deadline has passed.
+        poll: delivers answers that have arrived but were not read.
+        on_overdue: called with the call whose deadline has passed.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class DeadlineWatch:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.next_look = math.inf
-        """When the calls are looked at next (time.monotonic seconds); `expect_by` matters before that."""
+        """Time of the next check (time.monotonic seconds); `expect_by` only matters before it."""
         self.answered_at = 0.0
-        """When the actor last answered a serial call (time.monotonic seconds); its owner writes this."""
+        """Time at which the actor last answered a serial call (time.monotonic seconds); its owner writes this."""
 
     def expect_by(self, due: float) -> None:
-        """Have the calls looked at at `due`, or earlier."""
+        """Have the calls checked at `due` or earlier."""
         if self.next_look <= due:
             return
         if self._timer is not None:
@@ -62,25 +62,26 @@ class DeadlineWatch:
         self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._check)
 
     def stop(self) -> None:
-        """Watch no more, until the next `expect_by`."""
+        """Stop watching, until the next `expect_by`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.next_look = math.inf
 
     def forgive(self, lost_s: float) -> None:
-        """Count the last `lost_s` seconds for no call: our loop stood still, and perhaps the actor with it."""
+        """Exclude the last `lost_s` seconds from each call's deadline: our loop did not run, and perhaps neither did the
+        actor."""
         now = time.monotonic()
         for pending in self._calls().values():
             pending.since = min(now, pending.since + lost_s)
         self.answered_at = min(now, self.answered_at + lost_s)
 
     def _check(self, confirmed: bool = False) -> None:
-        """Tell of an overdue call; otherwise look again when one may be.
+        """Report an overdue call; otherwise schedule the next check.
 
-        Our own loop may have been busy for longer than the deadline, with the answer waiting in the socket: look there
-        first, and let the loop take a turn before the actor is called frozen. If the loop stood still for longer than a
-        second, `forgive` follows within the second for which this waits then.
+        Our own loop may have been busy for longer than the deadline, with the answer waiting in the socket. So read the
+        socket first, and let the loop take a turn before the actor counts as frozen. If the loop stood still for longer
+        than a second, `forgive` is called within the second for which this then waits.
         """
         late_s = time.monotonic() - self.next_look
         self._timer, self.next_look = None, math.inf
@@ -98,7 +99,7 @@ class DeadlineWatch:
             self._timer = self._loop.call_later(again_s, self._check, True)
 
     def _next_due(self, now: float) -> tuple[float, PendingCall | None]:
-        """When the next deadline may pass, and the call whose deadline has passed."""
+        """Return when the next deadline may pass, and the call whose deadline has passed."""
         next_due, ahead = float("inf"), None
         for pending in self._calls().values():
             if pending.deadline_s is not None and pending.expects_answer:

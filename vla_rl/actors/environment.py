@@ -1,7 +1,7 @@
-"""The environment that children of this process begin with, also while a library needs another one here for a while.
+"""The environment variables that child processes inherit, even while a library needs other ones here for a while.
 
-`borrowed_environment` changes variables that belong to the whole process. Children that are started by
-`inherited_environment` meanwhile get what was there before; what others set meanwhile stays as they set it.
+`borrowed_environment` changes variables that belong to the whole process. Children started meanwhile through
+`inherited_environment` get the earlier values; variables that other code sets meanwhile keep their values.
 """
 
 import os
@@ -14,14 +14,14 @@ _borrowed: list["_Borrowed"] = []
 
 
 class _Borrowed:
-    """Variables that belong to a borrower: those that it names, and all that begin as its library's do."""
+    """Variables that belong to a borrower: those that it names, and all with its library's prefixes."""
 
     def __init__(self, names: set[str], prefixes: tuple[str, ...]) -> None:
         self._names, self._prefixes = names, prefixes
         self._before = {name: value for name, value in os.environ.items() if self._is_theirs(name)}
 
     def put_back(self, variables: MutableMapping[str, str]) -> None:
-        """Make its variables what they were before it."""
+        """Restore its variables to their earlier values."""
         for name in [name for name in variables if self._is_theirs(name) and name not in self._before]:
             del variables[name]
         variables.update(self._before)
@@ -35,8 +35,8 @@ def borrowed_environment(values: Mapping[str, str], prefixes: tuple[str, ...]) -
     """Set variables of this process while the block runs. One block at a time.
 
     Args:
-        values: set at the beginning, and put back at the end.
-        prefixes: how the names begin that the block's own work may set; those are put back too.
+        values: set at the beginning, and restored at the end.
+        prefixes: prefixes of variables that the block's own work may set; those are restored too.
     """
     with _lock:
         borrowed = _Borrowed(set(values), prefixes)
@@ -51,7 +51,7 @@ def borrowed_environment(values: Mapping[str, str], prefixes: tuple[str, ...]) -
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's variables, for a child of it: without what a block of `borrowed_environment` has set."""
+    """Return this process's variables for a child, without the changes of a `borrowed_environment` block."""
     with _lock:
         variables = dict(os.environ)
         for borrowed in _borrowed:

@@ -1,6 +1,6 @@
-"""One call to several actors, and a call without an answer. One actor, one answer is `await actor.method(...)`.
+"""Calls to several actors, and calls without an answer. For one actor and one answer use `await actor.method(...)`.
 
-`endpoint` is the method as the class names it, so that mypy checks the arguments:
+`endpoint` is the method of the class, so that mypy checks the arguments:
 `await call_all(counters, Counter.add, 2)`.
 """
 
@@ -19,7 +19,8 @@ Method = Callable[Concatenate[A, P], Coroutine[Any, Any, R]]
 
 
 async def call_all(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-    """Call every actor; the answers in the order of `actors`. The first error cancels the other calls and is raised."""
+    """Call all actors; return the answers in the order of `actors`. The first error cancels the other calls and is
+    raised."""
     tasks = _start(actors, endpoint, args, kwargs)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -29,9 +30,9 @@ async def call_all(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.a
 
 
 async def call_any(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call every actor; the first answer wins and the other calls are cancelled.
+    """Call all actors; return the first answer and cancel the other calls.
 
-    An error counts as an answer only where every actor failed; then the last one is raised.
+    An error counts only if all actors failed; then the last one is raised.
     """
     tasks = _start(actors, endpoint, args, kwargs)
     waiting = set(tasks)
@@ -50,7 +51,7 @@ async def call_any(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.a
 async def call_as_completed(
     actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
 ) -> AsyncIterator[tuple[A, R]]:
-    """Call every actor; `(actor, answer)` as each one comes. The first error, or leaving the loop, cancels the others."""
+    """Call all actors; yield `(actor, answer)` as they come. The first error, or leaving the loop, cancels the others."""
     tasks = _start(actors, endpoint, args, kwargs)
     actor_of = dict(zip(tasks, actors, strict=True))
     waiting = set(tasks)
@@ -65,22 +66,22 @@ async def call_as_completed(
 
 
 def begin(actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-    """Send a call now and await its answer later: calls to many actors then cost no task each.
+    """Send a call now and await its answer later, without a task per call.
 
         answers = [begin(worker, EnvWorker.step, action, 0) for worker, action in zip(workers, actions)]
         for answer in answers: await answer
 
-    Each must be awaited. A call that cannot leave now (the mailbox is full, the actor is being restarted) leaves when it
-    is awaited. Unlike with a plain call, a cancellation is not passed on to the actor.
+    Each result must be awaited. A call that cannot be sent now (the mailbox is full, the actor is restarting) is sent
+    when it is awaited. Unlike with a plain call, a cancellation is not passed on to the actor.
     """
     client, entry = _resolve(actor, endpoint)
     return client.begin(entry, args, kwargs)
 
 
 async def tell(actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call without an answer: returns once the call is sent, waiting only while the mailbox is full.
+    """Send a call without waiting for an answer; waits only while the mailbox is full.
 
-    What the endpoint returns is dropped; what it raises is logged.
+    The endpoint's result is dropped; an exception that it raises is logged.
     """
     client, entry = _resolve(actor, endpoint)
     await client.tell(entry, args, kwargs)
@@ -99,14 +100,14 @@ def _start(
 
 
 async def _cancel(tasks: list["asyncio.Task[R]"]) -> None:
-    """End what is left and see every outcome, so that none is reported as lost."""
+    """Cancel the remaining tasks and retrieve each outcome, so that asyncio reports none as lost."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _failed_first(tasks: list["asyncio.Task[R]"]) -> list["asyncio.Task[R]"]:
-    """All tasks, unless one failed: then that one, since the others have no result yet."""
+    """Return all tasks, or only the failed ones if there are any, since the others may have no result yet."""
     failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
     return failed or tasks
 

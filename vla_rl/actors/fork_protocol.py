@@ -1,7 +1,7 @@
-"""What a runtime and its fork server say to each other, over a private pair of sockets that closes with either.
+"""Messages between a runtime and its fork server, over a private socket pair that closes with either end.
 
-One message is one packet: a struct as JSON, and the file descriptors that go with it. What to prepare is no message: it may
-be large, and stands in the file that is the server's stdin.
+One message is one packet: a struct as JSON, and the file descriptors that go with it. The preparation is not a message,
+because it may be large: it is in the file that is the server's stdin.
 """
 
 import os
@@ -17,19 +17,19 @@ _MAX_FDS = 5
 
 
 class ChildSettings(msgspec.Struct, frozen=True):
-    """A child's first words: who it is, and how it reaches its parent."""
+    """Settings of a child process, and how it reaches its parent."""
 
     name: str
     actor_id: int
     endpoint: str
     parent_pid: int
     sys_path: list[str] | None
-    """None leaves it as the interpreter has it."""
+    """None keeps that of the interpreter."""
     arena_in: int
     """File descriptor of the arena that the child reads; -1 without shared memory."""
     arena_out: int
     pulse: int
-    """File descriptor of the page in which the child beats; -1 if it is not observed."""
+    """File descriptor of the page with the child's heartbeat; -1 if it is not observed."""
 
     @property
     def shared_fds(self) -> dict[str, int]:
@@ -39,7 +39,7 @@ class ChildSettings(msgspec.Struct, frozen=True):
 
 
 class Preparation(msgspec.Struct, frozen=True):
-    """What a server does before its first fork."""
+    """Work of a server before its first fork."""
 
     sys_path: list[str] | None
     imports: tuple[str, ...]
@@ -47,7 +47,7 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Fork one child. With it: the pipe that it dies with, its stderr, and the settings' `shared_fds` in order."""
+    """Request to fork one child. Descriptors: the pipe it dies with, its stderr, and the settings' `shared_fds` in order."""
 
     number: int
     settings: ChildSettings
@@ -55,7 +55,7 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 class Preparing(msgspec.Struct, frozen=True, tag=True):
-    """What the server does now."""
+    """Current step of the preparation."""
 
     what: str
 
@@ -65,7 +65,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Not prepared; the server ends."""
+    """Preparation failed; the server ends."""
 
     report: ErrorReport
 
@@ -78,14 +78,14 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A request that got no child."""
+    """A request that was rejected."""
 
     number: int
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A child was reaped; `returncode` as subprocess has it: minus the signal where one ended it."""
+    """A child was reaped; `returncode` as in subprocess: minus the signal number if a signal ended it."""
 
     number: int
     returncode: int
@@ -97,23 +97,23 @@ _replies = msgspec.json.Decoder(Reply)
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected sockets that keep messages apart and carry descriptors."""
+    """Return two connected sockets that keep message boundaries and carry descriptors."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def send(end: socket.socket, message: Fork | Reply, fds: list[int]) -> None:
-    """Send one message. Raises: OSError where the other end is gone or the message does not fit."""
+    """Send one message. Raises: OSError if the other end is closed or the message does not fit."""
     socket.send_fds(end, [msgspec.json.encode(message)], fds)
 
 
 def receive_request(end: socket.socket) -> tuple[Fork, list[int]] | None:
-    """The next request and its descriptors; None where the runtime is gone."""
+    """Return the next request and its descriptors; None if the runtime has ended."""
     data, fds = _receive(end)
     return (_requests.decode(data), fds) if data else None
 
 
 def receive_reply(end: socket.socket) -> tuple[Reply, list[int]] | None:
-    """The next reply and its descriptors; None where the server is gone. Raises: BlockingIOError where there is none."""
+    """Return the next reply and its descriptors; None if the server has ended. Raises: BlockingIOError if there is none."""
     data, fds = _receive(end)
     return (_replies.decode(data), fds) if data else None
 

@@ -1,8 +1,8 @@
-"""What runs in a fork server: `python -m vla_rl.actors.fork_server FD PARENT_PID`, started by a runtime and by nobody else.
+"""The program of a fork server: `python -m vla_rl.actors.fork_server FD PARENT_PID`, started only by a runtime.
 
-It prepares as it is told, and then forks a child for each request and tells of each child's end. It must stay what a fork
-can copy: one thread, no event loop, no ZeroMQ context, no OpenGL; so it waits in poll() and imports, but never runs, what
-the children need. A fork copies page tables only: what was prepared is shared until somebody writes to it.
+It prepares as requested, then forks a child for each request and reports each child's end. It must remain a process that
+can be forked: one thread, no event loop, no ZeroMQ context, no OpenGL. So it waits in poll(), and imports the children's
+modules but never runs them. A fork copies only page tables: prepared memory is shared until a process writes to it.
 """
 
 import contextlib
@@ -46,13 +46,13 @@ _PROCESS_NAME = "vla_rl-forks"
 
 
 def main() -> None:
-    """Serve the runtime at the other end of the socket; in a forked child, become the actor that it asks for."""
+    """Serve the runtime at the other end of the socket; in a forked child, become the requested actor."""
     leave_terminal_to_parent()
     die_with_parent_only(int(sys.argv[2]))
     name_process(_PROCESS_NAME)
     server = ForkServerLoop(socket.socket(fileno=int(sys.argv[1])))
     if not server.prepare(_read_preparation()):
-        os._exit(1)  # what failed may have left a thread that an orderly exit would wait for
+        os._exit(1)  # a failed step may have left a thread that a normal exit would wait for
     settings = server.serve()
     if settings is not None:
         live(settings)
@@ -66,7 +66,7 @@ class ForkServerLoop:
         self._children: dict[int, int] = {}  # number of the request, by pidfd
 
     def prepare(self, preparation: Preparation) -> bool:
-        """Do as it says; False where that could not be done, which the runtime was told."""
+        """Import the modules and call the hooks; return False if that failed, after reporting it to the runtime."""
         if preparation.sys_path is not None:
             sys.path[:] = preparation.sys_path
         try:
@@ -78,17 +78,18 @@ class ForkServerLoop:
                 self._reply(Preparing(hook.function))
                 _call(hook)
                 refuse_threads(hook.function)
-        except Exception as error:  # raised again by whoever spawns
-            _flush()  # the runtime kills this process when it hears of it
+        except Exception as error:  # raised again by `spawn`
+            _flush()  # the runtime kills this process when it reads the report
             self._reply(Failed(report_of(error)))
             return False
         gc.collect()
-        gc.freeze()  # the collector would write into every object, and so copy what the children share
+        gc.freeze()  # the collector would write to each object, and so copy the shared pages
         self._reply(Ready())
         return True
 
     def serve(self) -> ChildSettings | None:
-        """Until the runtime is gone: None. In each forked child: who it is to be."""
+        """Fork a child for each request until the runtime has ended; return None there, and its settings in a forked
+        child."""
         waiting = select.poll()
         waiting.register(self._runtime, select.POLLIN)
         while True:
@@ -108,7 +109,7 @@ class ForkServerLoop:
                     waiting.register(pidfd, select.POLLIN)
 
     def _fork(self, request: Fork, fds: list[int]) -> int | None:
-        """The new child's pidfd, -1 where there is none; in the child itself None."""
+        """Fork; return the child's pidfd, or -1 if there is none. In the child itself return None."""
         try:
             refuse_threads("something after it was prepared")
             pid = os.fork()
@@ -142,7 +143,7 @@ class ForkServerLoop:
 
 
 def _read_preparation() -> Preparation:
-    """What stdin says, which reads as empty afterwards."""
+    """Read the preparation from stdin, which is empty afterwards."""
     with open(0, "rb", closefd=False) as file:
         preparation = msgspec.json.decode(file.read(), type=Preparation)
     with open(os.devnull, "rb") as null:
@@ -156,19 +157,19 @@ def _call(hook: PrepareHook) -> None:
     for part in qualname.split("."):
         found = getattr(found, part)
     if not callable(found):
-        raise TypeError(f"the prepare hook {hook.function} is no function.")
+        raise TypeError(f"the prepare hook {hook.function} is not a function.")
     found(**hook.kwargs)
 
 
 def _flush() -> None:
-    """Let out what was printed and is still in the buffers of this process."""
+    """Write out what was printed and is still buffered in this process."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or a hook closed or replaced it
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no reader, or a hook closed or replaced it
             stream.flush()
 
 
 def _settle_in(request: Fork, fds: list[int]) -> ChildSettings:
-    """Take what is this child's own: its rope, its stderr, its memory, its environment, its random numbers."""
+    """Set up what each child has of its own: lifeline, stderr, memory, environment, random numbers."""
     lifeline, stderr, *shared = fds
     die_with_pipe(lifeline)
     os.dup2(stderr, 2)

@@ -19,13 +19,13 @@ class ForkServers:
         self._is_closed = False
 
     def of(self, placement: ChildProcess) -> ForkServerProcess:
-        """Return the server of this placement; start one if none lives.
+        """Return the server of this placement; start one if none is running.
 
         Raises: OSError if it cannot be started; ActorDied after `close`.
         """
         assert placement.fork_from is not None
         name = f"fork server of {self._name}"
-        if self._is_closed:  # a spawn that began before goes on here
+        if self._is_closed:  # a spawn that began before `close` arrives here
             raise ActorDied(name, 0, "not started, since its runtime was left")
         key = msgspec.json.encode((placement.python, placement.fork_from), order="deterministic")
         server = self._servers.get(key)

@@ -1,4 +1,4 @@
-"""A forked child as its channel sees it: its server says how it ended, the kernel that it did, whatever its server does."""
+"""A forked child as its channel sees it: the server reports how it ended, and the kernel reports that it ended."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,14 @@ from vla_rl.actors.fork_protocol import Fork
 from vla_rl.actors.spawned_process import OnExit, cause_of
 
 _STATUS_WITHIN_S = 10.0
-"""How long the end of a child waits for its server to say how: a busy machine may keep it from its one thread."""
+"""Time to wait for the server's report on a child's end: on a busy machine its only thread may be delayed."""
 
 
 class ForkedProcess:
     """One child of a fork server. See `StartedProcess`.
 
     Args:
-        withdraw: takes it off the server's queue; False where it is asked for already.
+        withdraw: takes it off the server's queue; returns False if it was requested already.
         request, fds: what its server sends, and closes with `close_fds`: stderr and shared memory.
         on_exit: see `OnExit`.
     """
@@ -41,43 +41,44 @@ class ForkedProcess:
         self._timer: asyncio.TimerHandle | None = None
 
     def close_fds(self) -> None:
-        """Close what was sent."""
+        """Close the descriptors that were sent."""
         for fd in self.fds:
             os.close(fd)
         self.fds = []
 
     def kill(self) -> None:
-        """SIGKILL; where it is not yet forked it will not be, or will be killed at once."""
+        """Send SIGKILL; if it is not forked yet, it will not be, or will be killed at once."""
         self._is_doomed = True
         if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):  # its server has reaped it, and will say so
+            with contextlib.suppress(ProcessLookupError):  # its server has reaped it, and will report that
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         elif not self._is_gone and self._withdraw(self):
             self.end_unborn("killed before it was forked", ())
 
     def on_forked(self, pid: int, pidfd: int) -> None:
-        """It lives."""
+        """Record that the child was forked."""
         self.pid, self._pidfd = pid, pidfd
         self._loop.add_reader(pidfd, self._on_gone)
         if self._is_doomed:
             self.kill()
 
     def on_status(self, returncode: int) -> None:
-        """The server has reaped it."""
+        """Record that the server has reaped it."""
         self._end(cause_of(returncode))
 
     def on_server_lost(self) -> None:
-        """Nobody will say how it ends, or ended."""
+        """Record that the server has ended: its report on this child's end will not come."""
         self._server_is_lost = True
         if self.has_ended:
             self._end_unknown()
 
     def end_unborn(self, cause: str, words: tuple[str, ...]) -> None:
-        """It never was."""
+        """Report the end of a child that was never forked."""
         self._finish(cause, words)
 
     def _on_gone(self) -> None:
-        """It has ended; its server knows how, unless that is gone, or stopped and about to be killed for it."""
+        """Wait for the server's report on how it ended, unless the server has ended, or is stopped and about to be
+        killed."""
         self.has_ended = True
         self._loop.remove_reader(self._pidfd)
         if self._server_is_lost:

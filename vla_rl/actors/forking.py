@@ -1,10 +1,10 @@
 """A fork server as its runtime sees it, from its launch to its end.
 
     prepare ──► Ready ──► one request at a time ──► Forked(pid, pidfd) ... Ended(returncode)
-       └──► Failed, or too slow, or dead: raised by whoever waits; the next spawn starts another server
+       └──► Failed, or too slow, or dead: raised in each waiting spawn; the next one starts another server
 
-The children of a dead server go on: they live by their own pipe to us. Their end is still noticed, by pidfd; only how they
-ended nobody can say then.
+The children of a dead server continue: each has its own pipe to us. Their end is still noticed, by pidfd, but how they
+ended is then unknown.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from vla_rl.errors import ActorDied, ActorFrozen
 logger = logging.getLogger(__name__)
 
 _ANSWER_WITHIN_S = 30.0
-"""A fork takes milliseconds, tens of them for gigabytes; a server that works longer than this on one is frozen."""
+"""A fork takes milliseconds, or tens of them with gigabytes of memory; a server that needs longer than this is frozen."""
 
 _STOP_WITHIN_S = 5.0
 
@@ -54,8 +54,8 @@ class ForkServerProcess:
     """One server, from its launch to its end.
 
     Args:
-        name: for errors and for what it writes to stderr.
-        placement: `placement.fork_from` says what to prepare.
+        name: for errors, and as the prefix of its stderr lines.
+        placement: `placement.fork_from` is what to prepare.
         observer: watches it.
     """
 
@@ -99,19 +99,19 @@ class ForkServerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the server."""
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Whether it may still fork, asked of the kernel: our loop may have had no time to notice its end."""
+        """Return whether it may still fork. Asks the kernel: our loop may not have noticed its end yet."""
         return not self.is_failed and not is_ready(self._pidfd)
 
     async def until_ready(self) -> None:
-        """Wait until it is prepared. Raises: what a hook raised; ActorFrozen naming the one that did not end; ActorDied."""
+        """Wait until it is prepared. Raises: a hook's exception; ActorFrozen naming the hook that did not end; ActorDied."""
         await asyncio.shield(self._ready)
 
     def start(self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit) -> "ForkedProcess":
-        """Fork a child as soon as it can be. See `StartProcess`."""
+        """Fork a child as soon as the server can. See `StartProcess`."""
         settings = msgspec.structs.replace(settings, sys_path=None)  # the server's own, which it got from us
         request = Fork(next(self._numbers), settings, placement.env)
         fds = [os.dup(fd) for fd in (stderr, *settings.shared_fds.values())]
@@ -124,7 +124,7 @@ class ForkServerProcess:
         return process
 
     def _watch(self, frozen_after_s: float | None) -> Watched | None:
-        """Have the server observed. It has no thread that could beat: its replies are its beat, while it owes one."""
+        """Have the server observed. It has no thread for a heartbeat: while it owes a reply, its replies count as beats."""
         if frozen_after_s is None:
             return None
         watched = Watched(
@@ -139,14 +139,14 @@ class ForkServerProcess:
         return watched
 
     def _withdraw(self, process: "ForkedProcess") -> bool:
-        """Take a child off the queue; False where it is asked for already."""
+        """Take a child off the queue; return False if it was requested already."""
         if process not in self._queue:
             return False
         self._queue.remove(process)
         return True
 
     def close(self) -> None:
-        """Have it end by itself, and kill it where it does not."""
+        """Have the server end by itself, and kill it if it does not."""
         if not self._gone.done():
             self._stop_asking()
             self._loop.remove_reader(self._socket.fileno())
@@ -159,12 +159,12 @@ class ForkServerProcess:
         await asyncio.shield(self._gone)
 
     def kill(self) -> None:
-        """SIGKILL, at once."""
+        """Send SIGKILL."""
         if not self._gone.done():
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _ask_next(self) -> None:
-        """One request at a time: the server can do no more, and so no message of ours ever finds its buffer full."""
+        """Send the next request. Only one at a time: the server can do no more, and its buffer never fills up."""
         if self._asked is not None or not self._queue or not self._is_ready or self.is_failed:
             return
         process = self._asked = self._queue.popleft()
@@ -180,7 +180,7 @@ class ForkServerProcess:
         try:
             send(self._socket, message, fds)
         except (BrokenPipeError, ConnectionResetError):
-            return  # it is gone, as its pidfd will tell
+            return  # it has ended, as its pidfd will show
 
     def _on_readable(self) -> None:
         while self._socket.fileno() >= 0:
@@ -241,7 +241,7 @@ class ForkServerProcess:
         self.kill()
 
     def _on_frozen(self, what: str) -> None:
-        """It does not run at all, whatever it was asked."""
+        """Kill the server, which does not run at all, even if no request is pending."""
         self._stopped = f"{what} during {self._at_work_on}, so it was killed"
         self.kill()
 
@@ -255,15 +255,15 @@ class ForkServerProcess:
         self.is_failed = True
 
     def _fail(self, error: Exception) -> None:
-        """Nothing can be forked any more: all who wait learn why."""
+        """Fork no more; all waiting spawns raise `error`."""
         self._stop_asking()
         self._cancel_timer()
         if not self._ready.done():
             self._ready.set_exception(error)
-            self._ready.exception()  # perhaps nobody waits
+            self._ready.exception()  # perhaps no spawn waits
 
     def _end(self) -> None:
-        """The process is gone: tell everybody, and leave its children to themselves."""
+        """Handle the end of the process: fail its requests, and leave its children running."""
         returncode = self._process.wait()
         if self._socket.fileno() >= 0:
             self._on_readable()  # its last replies
@@ -279,8 +279,8 @@ class ForkServerProcess:
         cause = self._overdue or self._stopped or cause_of(returncode)
         words = self._stderr.last_lines
         if self._is_ready and not expected:
-            logger.warning("%s died: %s; its %d children go on.", self.name, cause, len(self._forked))
-        kind = ActorFrozen if self._overdue else ActorDied  # if it was only stopped, another one may do
+            logger.warning("%s died: %s; its %d children continue.", self.name, cause, len(self._forked))
+        kind = ActorFrozen if self._overdue else ActorDied  # if it was only stopped, another server may work
         self._fail(kind(self.name, self.pid, cause, words))
         unborn = [*([self._asked] if self._asked is not None else []), *self._queue]
         self._asked = None
@@ -295,7 +295,7 @@ class ForkServerProcess:
 
 def _start(placement: ChildProcess, fork_from: ForkServer, socket_fd: int, stderr: int) -> "subprocess.Popen[bytes]":
     preparation = Preparation(own_sys_path(placement), fork_from.imports, fork_from.prepare)
-    one_thread = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # theirs begin when NumPy is imported
+    one_thread = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # their threads start when NumPy is imported
     arguments = ["vla_rl.actors.fork_server", str(socket_fd), str(os.getpid())]
     with open(os.memfd_create("vla_rl-preparation", os.MFD_CLOEXEC), "wb") as file:
         file.write(msgspec.json.encode(preparation))

@@ -8,7 +8,7 @@ from vla_rl.actors.client import ActorClient
 
 
 class Handle:
-    """Reaches one actor. Made by `Runtime.spawn`; copies nothing, owns nothing."""
+    """Reference to one actor. Made by `Runtime.spawn`; copies nothing, owns nothing."""
 
     __slots__ = ("__weakref__", "_client", "_record")
     actor_class: type[Actor]
@@ -23,7 +23,7 @@ class Handle:
     def __getattr__(self, name: str) -> NoReturn:
         kind = self.actor_class.__name__
         if hasattr(self.actor_class, name):
-            raise AttributeError(f"{kind}.{name} is no endpoint: only public async methods can be called by a handle.")
+            raise AttributeError(f"{kind}.{name} is not an endpoint: a handle can only call public async methods.")
         raise AttributeError(f"{kind} has no endpoint {name!r}.")
 
 
@@ -31,7 +31,7 @@ _classes: dict[type[Actor], type[Handle]] = {}
 
 
 def handle_class(actor_class: type[Actor]) -> type[Handle]:
-    """The handle class of an actor class, made once."""
+    """Return the handle class of an actor class, made once."""
     if actor_class not in _classes:
         _classes[actor_class] = _make_class(actor_class)
     return _classes[actor_class]
@@ -44,14 +44,14 @@ def _make_class(actor_class: type[Actor]) -> type[Handle]:
 
 
 def client_of(handle: object) -> ActorClient:
-    """The client behind a handle. Raises: TypeError for anything else."""
+    """Return the client behind a handle. Raises: TypeError for any other object."""
     if not isinstance(handle, Handle):
         raise TypeError(f"{handle!r} is not a handle; use what Runtime.spawn returned.")
     return handle._client
 
 
 def record_of(handle: object) -> object:
-    """What its runtime keeps about the actor of a handle."""
+    """Return what the runtime stores about the actor of a handle."""
     return handle._record if isinstance(handle, Handle) else None
 
 

@@ -1,34 +1,34 @@
-"""Decide whether a process is frozen, from what an observer saw of it: a plain class with no thread and no clock.
+"""Decide whether a process is frozen, from an observer's measurements: a plain class with no thread and no clock.
 
-    its beat changed             it lives; what was counted before is forgotten
+    its beat changed             it is alive; all counters start again
     STOPPED  (SIGSTOP)           counted; frozen after `stopped_after_s`
     ASLEEP   without a beat      counted; frozen after `silent_after_s`
-    RUNNING  without a beat      not counted: its own code does not let go of the interpreter, or it waits for a core
+    RUNNING  without a beat      not counted: it holds the interpreter lock, or waits for a core
     TRACED                       not counted: a debugger holds it
 
-Only time in which the observer itself ran is counted: between two looks never more than twice the time that it leaves
-between them. A process is therefore frozen only after several looks, and one that stood still together with its observer
-(Ctrl-Z and `fg`, a suspended machine, a machine with thirty times more work than cores) is not.
+Only time in which the observer itself ran is counted: between two looks at most twice its interval. A process is
+therefore frozen only after several looks. A process that stood still together with its observer (Ctrl-Z and `fg`, a
+suspended machine, a machine with thirty times more work than cores) is not.
 """
 
 import enum
 import math
 
 _MOST_COUNTED = 2.0
-"""Longest time between two looks that counts, in intervals of the observer."""
+"""Longest time between two looks that is counted, in intervals of the observer."""
 
 
 class ObservedTime:
-    """Time in which an observer ran, between looks that it means to make every `look_every_s`."""
+    """Time in which an observer ran, between looks at intervals of `look_every_s`."""
 
     def __init__(self, look_every_s: float) -> None:
         self._most_counted_s = _MOST_COUNTED * look_every_s
         self._seen_at = -math.inf
         self.total_s = 0.0
-        """Time since the first look."""
+        """Time since the first look (s)."""
 
     def pass_time(self, now: float) -> float:
-        """Count the time from the last look to `now` (s, a clock that does not go back), and return what was counted."""
+        """Count the time from the last look to `now` (s, a clock that never goes back), and return the counted time."""
         counted_s = 0.0 if self._seen_at == -math.inf else min(max(0.0, now - self._seen_at), self._most_counted_s)
         self._seen_at = now
         self.total_s += counted_s
@@ -41,7 +41,7 @@ class ProcessState(enum.Enum):
     RUNNING = enum.auto()
     """One of its threads runs, waits for a core or a device, or used CPU time since the last look."""
     ASLEEP = enum.auto()
-    """Every thread waits for something."""
+    """All threads wait for something."""
     STOPPED = enum.auto()
     """Stopped by a signal; SIGCONT would continue it."""
     TRACED = enum.auto()
@@ -53,7 +53,7 @@ class Verdict(enum.Enum):
 
     ALIVE = enum.auto()
     QUIET = enum.auto()
-    """No beat since the last look, and no reason to give it up."""
+    """No beat since the last look, but no reason yet to count it as frozen."""
     STOPPED = enum.auto()
     """Frozen: stopped for too long."""
     SILENT = enum.auto()
@@ -61,12 +61,12 @@ class Verdict(enum.Enum):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the process has to be ended."""
+        """Whether the process has to be killed."""
         return self in (Verdict.STOPPED, Verdict.SILENT)
 
 
 class Heartbeat:
-    """Judges one process by the observations that it is given in order.
+    """Classifies one process from its observations, given in order.
 
     Args:
         look_every_s: interval at which its observer means to look.
@@ -80,17 +80,17 @@ class Heartbeat:
         self._stopped_after_s, self._silent_after_s = stopped_after_s, silent_after_s
         self._beat: int | None = None
         self.stopped_s = 0.0
-        """Time for which it was seen stopped."""
+        """Time for which it was seen stopped (s)."""
         self.silent_s = 0.0
-        """Time for which it was seen stopped or asleep since its last beat."""
+        """Time for which it was seen stopped or asleep since its last beat (s)."""
 
     def observe(self, now: float, beat: int, state: ProcessState) -> Verdict:
-        """Take one look into account.
+        """Evaluate one look.
 
         Args:
             now: time of the look (s, any clock that does not go back).
-            beat: any number that changes for as long as the process lives; a constant for one that does not beat.
-            state: what it did at that moment; does not matter if the beat has changed.
+            beat: any number that changes while the process is alive; a constant for one that does not beat.
+            state: state of the process at that moment; ignored if the beat has changed.
         """
         counted_s = self._time.pass_time(now)
         if beat != self._beat:

@@ -1,8 +1,8 @@
-"""Serves processes of this host to known clients: `python -m vla_rl.actors.host --help`.
+"""Serve processes of this host to known clients: `python -m vla_rl.actors.host --help`.
 
-A client asks for a process; from then on the host passes messages between it and the client, unread. The end of a process
-is told to its client at once; the end of a client ends its processes. All connections are encrypted (CURVE), and only
-listed public keys get in: whoever holds one may run any importable actor as this user.
+A client requests a process; from then on the host passes messages between the two, unread. The end of a process is
+reported to its client at once; the end of a client ends its processes. All connections are encrypted (CURVE), and only
+clients with listed public keys are accepted: such a client can run any importable actor as this user.
 """
 
 import argparse
@@ -50,13 +50,13 @@ _HANDSHAKE_WITHIN_MS = 10_000
 
 
 class HostServer:
-    """Serves while its `async with` block is open; then ends every process that it started.
+    """Serves while its `async with` block is open; then ends all processes that it started.
 
     Args:
         address: `tcp://interface:port`; port 0 picks a free one.
-        keys: the server's own.
+        keys: the server's own keys.
         allowed: public keys of the clients.
-        lost_after_s: as `RemoteHost.lost_after_s`, of a client's silence.
+        lost_after_s: silence after which a client is lost, as `RemoteHost.lost_after_s`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class HostServer:
         self.address = address
 
     async def __aenter__(self) -> Self:
-        """Begin to serve. Raises: ConfigError where the address cannot be had."""
+        """Start serving. Raises: ConfigError if the address cannot be bound."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gatekeeper = Gatekeeper(self._context, self._allowed)
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
@@ -95,7 +95,7 @@ class HostServer:
             self._context.term()
             raise ConfigError(
                 f"actors cannot be served on {self._bind_to!r}: {zmq.strerror(error.errno or 0)}; expected "
-                "tcp://interface:port of this host, with a port that nobody uses, or 0 for any such port."
+                "tcp://interface:port of this host, with a free port, or 0 for any free port."
             ) from error
         self.address = str(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._router = router
@@ -119,12 +119,12 @@ class HostServer:
 
     @property
     def num_refused(self) -> int:
-        """Peers that had no known key."""
+        """Number of peers without a known key."""
         return self._gatekeeper.num_refused
 
     @property
     def num_actors(self) -> int:
-        """Processes that stand."""
+        """Number of processes that run."""
         return sum(len(actors) for actors in self._clients.values())
 
     def _on_message(self, frames: Frames) -> None:
@@ -150,7 +150,13 @@ class HostServer:
         if kind == Kind.LAUNCH and actor not in actors:
             self._launch(client, actor, frames)
         elif actor not in actors:
-            if kind not in (Kind.KILL, Kind.CANCEL, Kind.CREDIT, Kind.CALL, Kind.STOP):  # may cross a death notice
+            if kind not in (
+                Kind.KILL,
+                Kind.CANCEL,
+                Kind.CREDIT,
+                Kind.CALL,
+                Kind.STOP,
+            ):  # may have crossed a death notice
                 raise MalformedMessage(f"message of kind {kind} for actor {actor}, which does not exist.")
         elif kind == Kind.KILL:
             actors[actor].kill()
@@ -167,7 +173,7 @@ class HostServer:
         try:
             on_message = functools.partial(self._forward, client)
             child = ChildChannel(request.name, placement, self._context, on_message, on_end, self._observer, actor)
-        except Exception as error:  # whatever a client asked for, it hears of it, and the others are served on
+        except Exception as error:  # the client gets the error, and the others are served on
             on_end(Death(0, f"could not be started: {error}"))
             return
         self._clients.setdefault(client, {})[actor] = child
@@ -184,7 +190,7 @@ class HostServer:
         self._forward(client, self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice"))
 
     async def _probe_clients(self) -> None:
-        """End the processes of clients that are gone; ZeroMQ's heartbeats take those out of the router."""
+        """End the processes of clients that have gone; ZeroMQ's heartbeats remove those from the router."""
         ping = self._codec.encode(Kind.PING, 0, 0, 0, None, "ping")
         while True:
             await asyncio.sleep(_PROBE_INTERVAL_S)
@@ -215,7 +221,7 @@ async def serve(address: str, keys: KeyPair, allowed: Collection[str], lost_afte
 
 
 def main() -> None:
-    """Command line of `serve`."""
+    """Run `serve` from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bind", default="tcp://127.0.0.1:7070", help="tcp://interface:port; port 0 picks a free one")
     parser.add_argument("--keys", type=Path, required=True, help="the server's .key file")
@@ -225,7 +231,7 @@ def main() -> None:
         type=float,
         default=LOST_AFTER_S,
         metavar="SECONDS",
-        help="silence after which a client is lost, and its processes killed (%(default)s); clients have theirs for us",
+        help="silence after which a client is lost and its processes are killed (default: %(default)s)",
     )
     options = parser.parse_args()
     try:

@@ -1,7 +1,7 @@
 """Our end of the connection to another host: one encrypted socket, shared by all actors that we have there.
 
-ZeroMQ's own heartbeats, sent by its thread even while our loop is busy, notice a host that is gone, by default within two
-seconds; the socket's monitor tells us, and every actor there ends for its caller. A lost connection is not resumed: a
+ZeroMQ's own heartbeats, sent by its thread even while our loop is busy, detect a lost host, by default within two
+seconds. The socket's monitor reports it, and all actors there end for their callers. A lost connection is not resumed: a
 restart makes a new one.
 """
 
@@ -32,9 +32,10 @@ _HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
-    """What both ends of a connection between hosts set; `lost_after_s` is how long the other one may be silent.
+    """Set the options of both ends of a connection; `lost_after_s` is how long the other end may be silent.
 
-    ZeroMQ's HEARTBEAT_TTL, by which an end could say it of itself, is not enough: any message but a ping stops that clock.
+    ZeroMQ's HEARTBEAT_TTL, by which an end could announce this itself, is not enough: any message but a ping stops that
+    clock.
     """
     lost_after_ms = round(1000 * lost_after_s)
     lift_high_water_mark(socket)
@@ -44,7 +45,7 @@ def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
 
 
 class HostConnection:
-    """Opens at once; `is_lost` for ever once it was lost."""
+    """Connects at once; `is_lost` stays True once the connection was lost."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: RemoteHost) -> None:
         self.address, self.is_lost = host.address, False
@@ -62,7 +63,7 @@ class HostConnection:
         socket.connect(host.address)
 
     def launch(self, name: str, env: dict[str, str], on_message: OnMessage, on_end: OnEnd) -> "RemoteChannel":
-        """Ask for a process there; what it says, and its end, come through the callbacks."""
+        """Ask for a process there; its messages and its end arrive through the callbacks."""
         channel = RemoteChannel(self._next_id, self.address, self._socket, on_message, on_end, self._channels.pop)
         self._channels[channel.actor_id] = channel
         self._next_id += 1
@@ -71,7 +72,7 @@ class HostConnection:
         return channel
 
     def close(self) -> None:
-        """End the connection; the host ends our actors."""
+        """Close the connection; the host ends our actors."""
         self._lose(f"connection to {self.address} was closed")
 
     def _on_message(self, frames: Frames) -> None:
@@ -88,7 +89,7 @@ class HostConnection:
             return
         event = parse_monitor_message(list(frames))["event"]
         if event & _HANDSHAKE_FAILED:
-            self._lose(f"{self.address} refused us, or is not the server whose key we know")
+            self._lose(f"{self.address} rejected our key, or does not have the expected server key")
         elif event == zmq.EVENT_DISCONNECTED:
             self._lose(f"connection to {self.address} is lost")
 
@@ -122,14 +123,14 @@ class RemoteChannel:
 
     @property
     def unanswered(self) -> str:
-        """The host, as long as it has not sent a word of the process."""
+        """Address of the host until it has sent a message about the process; then an empty string."""
         return "" if self.pid else self._address
 
     is_ending = False
-    """Its host tells of its end when all is over."""
+    """The host reports the end only when all is over."""
 
     def send(self, frames: Frames) -> None:
-        """Queue one message; where the host is gone it is dropped."""
+        """Queue one message; it is dropped if the host is lost."""
         self._socket.send(frames)
 
     def poll(self) -> None:
@@ -137,13 +138,13 @@ class RemoteChannel:
         self._socket.drain_all()
 
     def kill(self) -> None:
-        """Have the host kill the process; where the host never answered there is none to wait for."""
+        """Have the host kill the process; if the host never answered, there is no process to wait for."""
         self.send(self.codec.encode(Kind.KILL, 0, self.actor_id, 0, None, "kill"))
         if self.pid == 0:
             self.end(Death(0, "killed before its host answered"))
 
     async def until_gone(self) -> None:
-        """Wait until the host says that the process is gone, or the host is gone itself."""
+        """Wait until the host reports the end of the process, or is lost itself."""
         await asyncio.shield(self._gone)
 
     def deliver(self, kind: int, frames: Frames) -> None:
@@ -160,7 +161,7 @@ class RemoteChannel:
         self.on_message(frames)
 
     def end(self, death: Death) -> None:
-        """Tell the owner, once."""
+        """Report the end to the owner, once."""
         if not self._gone.done():
             self._forget(self.actor_id)
             self._gone.set_result(None)

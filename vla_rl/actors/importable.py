@@ -1,4 +1,4 @@
-"""The name by which another process imports a function or a class of this one."""
+"""Names by which another process imports a function or a class of this one."""
 
 import sys
 from collections.abc import Callable
@@ -15,11 +15,11 @@ def import_path(function: Callable[..., Any]) -> str:
 
 
 def main_module_name() -> str:
-    """Return the name by which a child imports the program that was started here. Raises: TypeError in a session."""
+    """Return the name by which a child imports the program started here. Raises: TypeError in an interactive session."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
         return main.__spec__.name
     file = getattr(main, "__file__", None)
     if file is None:
-        raise TypeError("what an interactive session defines cannot be imported by another process: put it in a file")
+        raise TypeError("another process cannot import what an interactive session defines: put it in a file")
     return Path(file).stem  # its folder is the first entry of sys.path, which the child takes over

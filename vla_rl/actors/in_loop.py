@@ -1,4 +1,4 @@
-"""An actor in the caller's own loop, behind the same channel, codec and server as anywhere else."""
+"""An actor in the caller's own loop, with the same channel, codec and server as in other placements."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,8 +18,8 @@ class InLoopChannel:
 
     Args:
         build: makes the instance; runs in the actor's task.
-        mailbox: unanswered calls that it takes.
-        lag: sampler of this loop.
+        mailbox: largest number of unanswered calls.
+        lag: lag sampler of this loop.
     """
 
     pid = 0
@@ -50,15 +50,15 @@ class InLoopChannel:
         return self._task.done()
 
     def send(self, frames: Frames) -> None:
-        """Hand over a copy of one message; where the actor is gone it is dropped."""
+        """Hand over a copy of one message; it is dropped if the actor has ended."""
         if self._server is not None and not self._task.done():
             self._server.on_message([bytes(frame) for frame in frames])
 
     def poll(self) -> None:
-        """Nothing lies between the actor and its caller."""
+        """Do nothing: there is no buffer between the actor and its caller."""
 
     def kill(self) -> None:
-        """Cancel everything that the actor does."""
+        """Cancel all work of the actor."""
         self._killed = True
         if self._server is not None:
             self._server.is_killed = True
@@ -74,7 +74,7 @@ class InLoopChannel:
             codec = self.codec
             self._server = ActorServer(actor, table, codec, self.actor_id, self._receive, mailbox, lag, at_once=False)
             await self._server.serve()
-        except Exception as error:  # the owner decides; it learns what happened while the actor ends
+        except Exception as error:  # the owner decides: it receives the report while the actor ends
             self._receive(self.codec.encode(Kind.ERROR, 0, self.actor_id, OWN_CALL, report_of(error), "birth or end"))
 
     def _receive(self, frames: Frames) -> None:

@@ -1,4 +1,4 @@
-"""Whether another Python interpreter can run actors: asked once, before a process is started there."""
+"""Check whether another Python interpreter can run actors, once, before a process is started there."""
 
 import asyncio
 import functools
@@ -12,7 +12,7 @@ from vla_rl.actors.environment import inherited_environment
 from vla_rl.errors import ConfigError
 
 RUNTIME_PACKAGES = {"msgspec": "msgspec", "numpy": "numpy", "uvloop": "uvloop", "zmq": "pyzmq"}
-"""What an actor's process imports beside vla_rl itself: the name to import, and the name to install."""
+"""Packages that an actor's process imports besides vla_rl: import names and install names."""
 
 _OLDEST = (3, 11)
 _ANSWER_WITHIN_S = 60.0
@@ -30,17 +30,17 @@ print(json.dumps([sys.version_info[:2], missing, own]))
 
 
 async def check_interpreter(python: str, packages: dict[str, str] | None = None) -> None:
-    """Raise ConfigError with what is wrong and what to do, unless actors can run there.
+    """Raise ConfigError with the problem and its remedy, unless actors can run there.
 
     Args:
         python: path of the interpreter.
-        packages: needed beside `RUNTIME_PACKAGES`; names to import, and to install.
+        packages: needed besides `RUNTIME_PACKAGES`; import names and install names.
     """
     needed = {**RUNTIME_PACKAGES, **(packages or {})}
     found, missing, own = await _probe(python, tuple(needed))
     if tuple(found) < _OLDEST:
         raise ConfigError(
-            f"python is {python!r}, which is Python {_dotted(found)}, expected {_dotted(_OLDEST)} or newer; make the "
+            f"python is {python!r}, which is Python {_dotted(found)}, expected {_dotted(_OLDEST)} or newer; create the "
             "virtual environment with a newer one."
         )
     faults, installs = [], []
@@ -60,25 +60,27 @@ async def check_interpreter(python: str, packages: dict[str, str] | None = None)
 
 
 async def _probe(python: str, packages: tuple[str, ...]) -> tuple[list[int], list[str], str | None]:
-    """Version, missing packages and version of vla_rl there, asked once for the same file."""
+    """Return the version, the missing packages and the version of vla_rl there; each file is asked once."""
     key, known = (python, packages, _identity(python)), _answers()
-    if key not in known or known[key][1] or known[key][2] is None:  # what was missing may be there now
+    if key not in known or known[key][1] or known[key][2] is None:  # missing packages may be installed by now
         known[key] = await _ask(python, packages)
     return known[key]
 
 
 def _identity(python: str) -> tuple[int, int]:
-    """What tells this file from another one under the same path."""
+    """Return numbers that tell this file from another one under the same path."""
     path = Path(python)
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise ConfigError(f"python is {python!r}, which is no executable file; expected the path of an interpreter.")
+        raise ConfigError(
+            f"python is {python!r}, which is not an executable file; expected the path of an interpreter."
+        )
     status = path.stat()
     return status.st_ino, status.st_mtime_ns
 
 
 @functools.cache
 def _answers() -> dict[tuple[object, ...], tuple[list[int], list[str], str | None]]:
-    """What interpreters have answered so far."""
+    """Return the cache of all interpreters' answers."""
     return {}
 
 
@@ -117,6 +119,6 @@ def _dotted(numbers: "tuple[int, ...] | list[int]") -> str:
 
 
 def _source() -> str:
-    """What `pip install` is to be given for the vla_rl that runs here: its checkout, or its version."""
+    """Return the argument of `pip install` for the vla_rl that runs here: its checkout, or its version."""
     checkout = Path(vla_rl.__file__).parent.parent
     return str(checkout) if (checkout / "pyproject.toml").is_file() else f"vla_rl=={version('vla_rl')}"

@@ -1,7 +1,7 @@
-"""CURVE keys: who may use a host. `python -m vla_rl.actors.keys FOLDER [CLIENT ...]` makes them.
+"""CURVE keys, which decide who may use a host. `python -m vla_rl.actors.keys FOLDER [CLIENT ...]` creates them.
 
-The server keeps `server.key` and the clients' `.pub` files; each client keeps its own `.key` and `server.pub`. The `.key`
-files are secret and readable by their owner only.
+The server needs `server.key` and the clients' `.pub` files; each client needs its own `.key` and `server.pub`. The `.key`
+files are secret and readable only by their owner.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from vla_rl.actors.placement import KeyPair
 
 
 def make_keys(folder: Path, clients: Sequence[str] = ("client",)) -> None:
-    """Write key pairs for clients, and for the server where it has none yet.
+    """Write key pairs for clients, and for the server if it has none yet.
 
-    Raises: FileExistsError where a client has one: keys are never replaced.
+    Raises: FileExistsError if a client has one: keys are never replaced.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     names = clients if (folder / "server.key").exists() else ("server", *clients)
@@ -31,7 +31,7 @@ def make_keys(folder: Path, clients: Sequence[str] = ("client",)) -> None:
 
 
 def read_keys(file: Path) -> KeyPair:
-    """A key pair from a `.key` file. Raises: ValueError for another file."""
+    """Read a key pair from a `.key` file. Raises: ValueError for any other file."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=KeyPair)
     except msgspec.DecodeError as error:
@@ -39,10 +39,10 @@ def read_keys(file: Path) -> KeyPair:
 
 
 def read_public_key(file: Path) -> str:
-    """A public key from a `.pub` file. Raises: ValueError for another file."""
+    """Read a public key from a `.pub` file. Raises: ValueError for any other file."""
     key = file.read_text().strip()
     if len(key) != 40:
-        raise ValueError(f"{file} holds {len(key)} characters, expected a public key of 40.")
+        raise ValueError(f"{file} holds {len(key)} characters, expected a public key of 40 characters.")
     return key
 
 
@@ -53,7 +53,7 @@ def _write_once(file: Path, content: bytes, mode: int) -> None:
 
 
 def main() -> int:
-    """Command line of `make_keys`."""
+    """Run `make_keys` from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("clients", nargs="*", default=["client"], help="names of the clients; default: client")

@@ -1,4 +1,4 @@
-"""How late a loop runs its timers: the time for which it did nothing for anybody else."""
+"""How late a loop runs its timers: the time for which it was blocked."""
 
 import asyncio
 from collections import deque
@@ -9,14 +9,14 @@ from vla_rl.actors.wire import LagReport
 _INTERVAL_S = 0.1
 _NUM_SAMPLES = 600
 LOST_FROM_S = 1.0
-"""A lag from which on the loop counts as having stood still, as it does after Ctrl-Z and on a suspended machine."""
+"""A lag from which the loop counts as having stood still, as after Ctrl-Z or on a suspended machine."""
 
 
 class LoopLag:
     """Samples the running loop ten times a second and remembers the last minute; costs about 2 µs a sample.
 
     Args:
-        on_lost: called with the seconds for which the loop has just stood still, if that was a second or more.
+        on_lost: called with the seconds for which the loop has just stood still, if that was at least one second.
     """
 
     def __init__(self, on_lost: Callable[[float], None] = lambda lost_s: None) -> None:
@@ -27,7 +27,7 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._due, self._sample)
 
     def report(self) -> LagReport:
-        """Percentiles of the lag over the last minute; zeros before the first sample."""
+        """Return percentiles of the lag over the last minute; zeros before the first sample."""
         ordered = sorted(self._samples)
         if not ordered:
             return LagReport(0.0, 0.0, 0.0, 0)
@@ -35,7 +35,7 @@ class LoopLag:
         return LagReport(ordered[last // 2], ordered[round(last * 0.99)], ordered[last], len(ordered))
 
     def stop(self) -> None:
-        """End the sampling."""
+        """Stop sampling."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

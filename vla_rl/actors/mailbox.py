@@ -1,11 +1,11 @@
-"""The bound on calls that an actor has not answered yet; a sender waits while it is reached."""
+"""The limit on an actor's unanswered calls; a sender waits while the limit is reached."""
 
 import asyncio
 from collections import deque
 
 
 class Mailbox:
-    """Places for unanswered calls. Whoever waits for one gets it in the order of asking."""
+    """Places for unanswered calls. Waiting senders get them in the order of their requests."""
 
     def __init__(self, size: int) -> None:
         if size < 1:
@@ -16,11 +16,11 @@ class Mailbox:
 
     @property
     def num_waiting(self) -> int:
-        """Senders that wait for a place."""
+        """Number of senders that wait for a place."""
         return len(self._waiters)
 
     def try_enter(self) -> bool:
-        """Take a place if one is free and nobody waits for it."""
+        """Take a place if one is free and no sender waits for it; return whether it was taken."""
         if self._taken < self.size and not self._waiters:
             self._taken += 1
             return True
@@ -42,7 +42,7 @@ class Mailbox:
             raise
 
     def leave(self) -> None:
-        """Free a place, or hand it to whoever has waited longest."""
+        """Free a place, or hand it to the sender that has waited longest."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():

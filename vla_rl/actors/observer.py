@@ -1,7 +1,7 @@
-"""Find the frozen processes of one runtime: a thread of its own looks at all of them twice a second.
+"""Find the frozen processes of one runtime: a separate thread looks at all of them twice a second.
 
-A look at a process that beats is a read of shared memory; only one that has missed a beat costs system calls. The loop is
-woken for a frozen process alone, and looks once more before anything is done about it.
+A look at a process with a heartbeat is a read of shared memory; only a process that missed a beat costs system calls. The
+loop is woken only for a frozen process, and checks it once more before the process is killed.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ class Watched:
     """One process under observation."""
 
     pid: Callable[[], int]
-    """Its process id; 0 for as long as there is none."""
+    """Return its process id; 0 until there is one."""
     beat: Callable[[], int]
     """See `Heartbeat.observe`."""
     owes_beat: Callable[[], bool]
-    """Whether it has to beat now; if not, it is only frozen if it is stopped."""
+    """Return whether it has to beat now; if not, it only counts as frozen if it is stopped."""
     stopped_after_s: float
     silent_after_s: float
     """See `Heartbeat`."""
     on_frozen: Callable[[str], None]
-    """Called on the loop, once, with a description of what was seen; has to kill the process."""
+    """Called on the loop, once, with a description of the observation; has to kill the process."""
     is_reported: bool = field(init=False, default=False)
-    """Whether the loop was notified and has not looked yet."""
+    """Whether the loop was notified and has not checked yet."""
     _heartbeat: Heartbeat = field(init=False)
     _eye: ProcessEye | None = field(init=False, default=None)
     _last_beat: int = field(init=False, default=-1)
@@ -46,7 +46,7 @@ class Watched:
         )
 
     def look(self, now: float) -> Verdict:
-        """Look at it now."""
+        """Look at the process now; return the verdict."""
         if (pid := self.pid()) == 0:
             return Verdict.QUIET
         beat = self.beat()
@@ -61,14 +61,14 @@ class Watched:
         return self._heartbeat.observe(now, beat, state)
 
     def describe(self, verdict: Verdict) -> str:
-        """Describe what was seen of a frozen process."""
+        """Describe the observation of a frozen process."""
         if verdict is Verdict.STOPPED:
             return f"it was stopped by a signal for {self._heartbeat.stopped_s:.1f} s"
         return f"it gave no sign of life for {self._heartbeat.silent_s:.1f} s and used no CPU time"
 
 
 class ProcessObserver:
-    """Observes processes from its first `watch` on, until `close`. Its methods are called on the loop."""
+    """Observes processes from its first `watch` until `close`. Its methods are called on the loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -78,7 +78,7 @@ class ProcessObserver:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watch(self, watched: Watched) -> None:
-        """Observe a process from now on."""
+        """Start observing a process."""
         self._watched[watched] = None
         self._loop = asyncio.get_running_loop()
         if self._thread is None and not self._is_closed.is_set():
@@ -86,21 +86,21 @@ class ProcessObserver:
             self._thread.start()
 
     def forget(self, watched: Watched) -> None:
-        """Observe a process no longer; one that is not observed is ignored."""
+        """Stop observing a process; one that is not observed is ignored."""
         self._watched.pop(watched, None)
 
     def close(self) -> None:
-        """Observe nothing any more."""
+        """Stop observing."""
         self._is_closed.set()
         if self._thread is not None:
             self._thread.join()
 
     def _observe(self) -> None:
         while not self._is_closed.wait(LOOK_EVERY_S):
-            self._look_at_all()  # a function of its own, so that this thread holds nothing that is gone
+            self._look_at_all()  # a separate function, so that this thread keeps no reference to ended processes
 
     def _look_at_all(self) -> None:
-        for watched in list(self._watched):  # one step, during which the loop cannot change it
+        for watched in list(self._watched):  # one atomic step, during which the loop cannot change it
             if not watched.is_reported and watched.look(time.monotonic()).is_frozen:
                 watched.is_reported = True
                 self._tell_loop(watched)
@@ -111,7 +111,7 @@ class ProcessObserver:
             self._loop.call_soon_threadsafe(self._look_again, watched)
 
     def _look_again(self, watched: Watched) -> None:
-        """Confirm a verdict on the loop, which may have been busy: the process may have gone on since, or ended."""
+        """Confirm a verdict on the loop, which may have been busy: the process may have continued since, or ended."""
         if watched not in self._watched:
             return
         verdict = watched.look(time.monotonic())

@@ -1,7 +1,7 @@
-"""A temporary folder that is removed with its owner, or by the next process that makes one like it.
+"""A temporary folder that is removed with its owner, or by the next process that makes one with the same prefix.
 
-The folder is locked for as long as its owner lives, and the kernel releases the lock whatever ends the owner. A folder
-without a lock therefore belonged to a process that was killed.
+The folder is locked while its owner is alive, and the kernel releases the lock however the owner ends. A folder without a
+lock therefore belonged to a process that was killed.
 """
 
 import contextlib
@@ -20,11 +20,12 @@ class OwnedFolder:
     """A new folder that only this user may enter.
 
     Args:
-        prefix: beginning of its name in the temporary folder; every folder that begins like this is made here.
+        prefix: beginning of its name in the temporary folder; `sweep` removes all unlocked folders with this prefix.
 
     Attributes:
         path: the folder.
-        descriptor: holds the lock. A child that inherits it is an owner too: the folder is swept when the last one is gone.
+        descriptor: holds the lock. A child that inherits it is an owner too: the folder is swept after the last one
+            ends.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -43,24 +44,24 @@ class OwnedFolder:
                     return
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it, then release the lock."""
+        """Remove the folder and its content, then release the lock."""
         remove_tree(self.path)
         os.close(self.descriptor)
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it, as far as this user may."""
+    """Remove a folder and its content, as far as this user's permissions allow."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():  # it has folders without permissions, or some that are thousands deep
+    if folder.exists():  # it has folders without permissions, or folders nested thousands deep
         for command in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
             subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def sweep(prefix: str) -> None:
-    """Remove the folders of a prefix whose owners are gone."""
+    """Remove the folders of a prefix whose owners have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # it is in use, another user's, or gone by now
+        with contextlib.suppress(OSError):  # it is in use, another user's, or already removed
             descriptor = _opened(folder)
             try:
                 _lock(descriptor, folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
-"""How a child dies with its parent, whatever kills it: the kernel's parent-death signal, and a pipe as a second rope.
+"""End a child with its parent, however the parent ends: by the kernel's parent-death signal, and by a pipe as a second way.
 
-A forked child's parent is its fork server, whose end it may survive; its rope is a pipe of which the kernel makes SIGKILL.
+A forked child's parent is its fork server, which it may outlive; its link is a pipe whose end the kernel turns into
+SIGKILL.
 """
 
 import ctypes
@@ -18,8 +19,8 @@ _F_SETSIG = 10  # F_SETSIG, for which Python has no name before 3.13
 
 
 FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGHUP})
-"""Signals that a terminal sends to every process of its group: Ctrl-C, and that it closes. The parent decides what they
-mean; it starts a child with them blocked."""
+"""Signals that a terminal sends to all processes of its group: on Ctrl-C, and when it closes. The parent decides what
+they mean; it starts a child with these signals blocked."""
 
 
 def leave_terminal_to_parent() -> None:
@@ -30,7 +31,7 @@ def leave_terminal_to_parent() -> None:
 
 
 def die_with_parent(parent_pid: int, pipe_fd: int) -> None:
-    """Ask for SIGKILL when the parent dies; also exit when `pipe_fd`, whose other end it holds, is closed.
+    """Ask for SIGKILL when the parent dies; also exit when `pipe_fd`, whose other end the parent holds, is closed.
 
     Both work while this process's loop is blocked. A parent that died before we asked is noticed too.
     """
@@ -39,7 +40,7 @@ def die_with_parent(parent_pid: int, pipe_fd: int) -> None:
 
 
 def die_with_parent_only(parent_pid: int) -> None:
-    """The same by the signal alone, for a process that may have no second thread."""
+    """Ask for SIGKILL when the parent dies, without the pipe: for a process that may not have a second thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -48,9 +49,9 @@ def die_with_parent_only(parent_pid: int) -> None:
 
 
 def die_with_pipe(pipe_fd: int) -> None:
-    """Ask for SIGKILL when the other end of this pipe is closed, however busy this process is then.
+    """Ask for SIGKILL when the other end of this pipe is closed, even while this process is busy.
 
-    The kernel signals a pipe's end as it signals input (O_ASYNC), with the signal of our choice (F_SETSIG).
+    The kernel reports a pipe's end like input (O_ASYNC), with the signal of our choice (F_SETSIG).
     """
     fcntl.fcntl(pipe_fd, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, os.getpid())

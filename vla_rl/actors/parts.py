@@ -1,8 +1,8 @@
-"""Large frames travel in parts of a fixed size, so that no socket has to accept more than that at once.
+"""Split large frames into parts of a fixed size, so that no socket has to accept more than that at once.
 
-ZeroMQ allocates what a frame announces before it knows the peer, so its limit on the size of a frame is what a stranger's
-connection may cost. A part of exactly `PART_BYTES` is continued by the next frame; a shorter one, which may be empty, is the
-last.
+ZeroMQ allocates the announced size of a frame before it knows the peer, so its limit on the frame size bounds the memory
+that an unknown connection may take. A part of exactly `PART_BYTES` is continued by the next frame; a shorter one, which
+may be empty, is the last.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,14 @@ from typing import Any
 from vla_rl.actors.wire import MAX_MESSAGE_BYTES, Frames, MalformedMessage
 
 PART_BYTES = 1 << 18
-"""Large enough for a camera's picture, and for the costs of a frame not to matter beside those of encryption."""
+"""Large enough for a camera image, and for a frame's cost to be small compared with its encryption."""
 
 MAX_WIRE_FRAME_BYTES = PART_BYTES + 256
-"""Largest frame that a socket accepts: a part, and what CURVE adds to it."""
+"""Largest frame that a socket accepts: a part, and the bytes that CURVE adds to it."""
 
 
 def num_parts(num_bytes: int) -> int:
-    """Frames in which so many bytes travel."""
+    """Return the number of frames for this many bytes."""
     return num_bytes // PART_BYTES + 1
 
 
@@ -28,7 +28,8 @@ def in_parts(frames: Sequence[Any]) -> list[Any]:
 
 
 def joined(frames: Frames) -> Frames:
-    """The frames that `in_parts` cut. Raises: MalformedMessage if the last part of one is missing, or one is too large."""
+    """Join the frames that `in_parts` cut. Raises: MalformedMessage if the last part of one is missing, or one is too
+    large."""
     if not any(len(frame) == PART_BYTES for frame in frames):
         return frames
     whole, parts = [], []

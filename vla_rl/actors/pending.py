@@ -14,8 +14,8 @@ from vla_rl.actors.call_limit import CallLimit
 class PendingCall:
     """Waits for one answer.
 
-    `since` is when it was sent (time.monotonic seconds). `task` is who waits; None for `tell`. `limit` sets its deadline by
-    earlier calls, given its work of `num_units`, which stands beside a limit only.
+    `since` is the time of sending (time.monotonic seconds). `task` is the waiting task; None for `tell`. `limit` sets its
+    deadline from earlier calls, given its work of `num_units`, which is only set if there is a limit.
     """
 
     num_units: int
@@ -37,17 +37,17 @@ class PendingCall:
 
     @property
     def endpoint_name(self) -> str:
-        """For messages that people read."""
+        """Name of the endpoint, for messages."""
         return self.endpoint.name
 
     @property
     def concurrent(self) -> bool:
-        """Whether the actor works on it beside others."""
+        """Whether the actor handles it concurrently with other calls."""
         return self.endpoint.concurrent
 
     @property
     def expects_answer(self) -> bool:
-        """Whether it is the actor's turn to act."""
+        """Whether the actor has to act next."""
         return True
 
     @property
@@ -56,7 +56,7 @@ class PendingCall:
         return not self.future.done()
 
     def waits_for_caller_of(self, other: "PendingCall") -> bool:
-        """Whether the actor waits in this call for the task that made the other one, and that task for the other one."""
+        """Return whether this call waits for the task that made the other one, while that task waits for the other one."""
         if self.expects_answer or self.concurrent or self.task is None or self.task is not other.task:
             return False
         return other.is_awaited
@@ -68,23 +68,23 @@ class PendingCall:
         self.notify()
 
     def fail(self, error: Exception) -> None:
-        """Raise at the caller."""
+        """Raise `error` in the caller."""
         if not self.future.done():
             self.future.set_exception(error)
         self.notify()
 
     def notify(self) -> None:
-        """Wake whoever waits for something else than the future."""
+        """Wake a task that waits for something other than the future."""
 
 
 class PendingBegun(PendingCall):
-    """A call that was sent before anybody awaits it; its task may do other things meanwhile."""
+    """A call that was sent before it is awaited; its task may do other things meanwhile."""
 
     __slots__ = ()
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its task stands at `await` for it; where asyncio does not tell, it does not."""
+        """Whether its task currently awaits it; False if asyncio does not show that."""
         return getattr(self.task, "_fut_waiter", None) is self.future
 
 
@@ -109,11 +109,12 @@ class PendingStream(PendingCall):
 
     @property
     def expects_answer(self) -> bool:
-        """A stream without credit waits for its consumer, not for the actor; one that is to stop, for the actor."""
+        """Whether the actor has to act next: it has credit for items, or was asked to stop. Without credit it waits for
+        its consumer."""
         return self.num_granted > 0 or self.is_cancelled
 
     def cancel(self) -> None:
-        """The actor was asked to stop it, and has its time for that from now on."""
+        """Record that the actor was asked to stop the stream; its deadline for that starts now."""
         if not self.is_cancelled:
             self.is_cancelled, self.since = True, time.monotonic()
 
@@ -123,7 +124,7 @@ class PendingStream(PendingCall):
         self._news.set()
 
     def notify(self) -> None:
-        """Tell the consumer that something has come."""
+        """Wake the consumer."""
         self._news.set()
 
     async def until_news(self) -> None:

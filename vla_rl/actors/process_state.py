@@ -1,7 +1,7 @@
-"""Read the state of another process of ours from /proc, without asking the process.
+"""Read the state of another process from /proc, without asking the process.
 
-Each look costs a file, and one more for each thread of a process that seems to sleep (about 15 µs each); so only a process
-that has missed a beat is looked at.
+Each look reads one file, and one more for each thread of a process that seems to sleep (about 15 µs each). So only a
+process that missed a beat is looked at.
 """
 
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from vla_rl.actors.heartbeat import ProcessState
 
 _STATE, _USER_TIME, _SYSTEM_TIME = 0, 11, 12  # after the name, which may hold spaces and parentheses itself
 _AT_WORK = ("R", "D")
-"""Running or waiting for a core; waiting for a disk or a driver, which no signal ends."""
+"""Running or waiting for a core; waiting for a disk or a driver, which no signal interrupts."""
 _ENDED = ("Z", "X")
 
 
 class ProcessEye:
-    """Looks at one process again and again; remembers how much CPU time it had used."""
+    """Looks at one process repeatedly; remembers how much CPU time it had used."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -49,7 +49,7 @@ class ProcessEye:
 def find_stopped(pids: Iterable[int]) -> int | None:
     """Return the first process that a signal such as SIGSTOP has stopped, for processes that do not beat.
 
-    None if there is none: a process that a debugger holds, or that has ended, is not stopped. Costs one file a process.
+    Return None if there is none: a process that is traced, or has ended, is not stopped. Reads one file per process.
     """
     return next((pid for pid in pids if _is_stopped(pid)), None)
 
@@ -68,7 +68,8 @@ def _is_traced(folder: Path) -> bool:
 
 
 def _read_stat(file: Path) -> tuple[str, int]:
-    """State, and CPU time of all threads so far in clock ticks. Raises: OSError if the process or thread is gone."""
+    """Return the state, and the CPU time of all threads in clock ticks. Raises: OSError if the process or thread has
+    ended."""
     with open(file, "rb") as opened:
         fields = opened.read().rpartition(b")")[2].split()
     return fields[_STATE].decode(), int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])

@@ -1,7 +1,7 @@
-"""The beat of a child process: a counter in a page of memory that it shares with its parent.
+"""The heartbeat of a child process: a counter in a page of memory that it shares with its parent.
 
-A thread of the child counts up a few times a second, whatever its other threads do, as long as they let go of the
-interpreter now and then. Reading the counter costs the parent no system call.
+A thread of the child increments it a few times a second, whatever its other threads do, as long as they release the
+interpreter lock now and then. Reading the counter costs the parent no system call.
 """
 
 import mmap
@@ -26,7 +26,7 @@ class Pulse:
 
     @property
     def beats(self) -> int:
-        """How often the child has beaten; 0 until it begins."""
+        """Number of beats so far; 0 until the child begins."""
         return self._counter[0]
 
 

@@ -1,8 +1,8 @@
-"""An exception of an actor's own code, from where it was raised to where it is awaited.
+"""Carry an exception from the actor that raised it to the caller that awaits it.
 
-Built-in exceptions and those of `vla_rl.errors` arrive as their own class; any other class becomes a `RemoteError`. Either
-way the remote traceback is attached as a note, so that it is printed with the error. Of an error of ours, whose message says
-all, it is the traceback of the cause.
+Built-in exceptions and those of `vla_rl.errors` arrive as their own class; any other class becomes a `RemoteError`.
+Either way the remote traceback is attached as a note, so that it is printed with the error. For an error of ours, whose
+message is complete, only the traceback of its cause is attached.
 """
 
 import builtins
@@ -21,7 +21,7 @@ _PLAIN = (int, float, bool, bytes, type(None))
 
 
 class ErrorReport(msgspec.Struct, frozen=True, array_like=True):
-    """One exception on the wire."""
+    """One exception as plain values, for sending."""
 
     module: str
     name: str
@@ -32,7 +32,7 @@ class ErrorReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 def report_of(error: BaseException) -> ErrorReport:
-    """What can be said about an exception with plain values only. Never raises, whatever the exception's own code does."""
+    """Describe an exception by plain values only. Never raises, even if the exception's own code does."""
     try:
         report = _full_report(error)
         msgspec.msgpack.encode(report)
@@ -55,7 +55,7 @@ def _full_report(error: BaseException) -> ErrorReport:
 
 
 def error_from(report: ErrorReport, actor: str, pid: int) -> Exception:
-    """The exception to raise at the caller."""
+    """Return the exception to raise in the caller."""
     error = _own_class(report) or RemoteError(report.name, report.message, report.traceback)
     if report.traceback:
         error.add_note(f"Remote traceback of actor {actor!r} (pid {pid}):\n{report.traceback.rstrip()}")
@@ -91,7 +91,7 @@ def _own_class(report: ErrorReport) -> Exception | None:
 
 
 def _said_by(way: Callable[[Any], str], value: Any) -> str:
-    """`str` or `repr` of a value; where the application's own is broken, its report must still leave."""
+    """Return `str` or `repr` of a value; if the application's own method raises, a text that names its error."""
     try:
         return way(value)
     except Exception as failure:
@@ -99,7 +99,7 @@ def _said_by(way: Callable[[Any], str], value: Any) -> str:
 
 
 def _encodable(text: str) -> str:
-    """The same where it is Unicode; a lone surrogate, as in the name of an odd file, as its escape."""
+    """Return the text if it can be encoded, else with escapes, e.g. for a lone surrogate in a file name."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -1,8 +1,8 @@
-"""Check, before many processes are started, that the limits of this process leave room for them.
+"""Check that the limits of this process leave room for many processes before they are started.
 
-A limit that is met halfway ends in an OSError deep inside of some start, or in an abort of ZeroMQ's, neither of which names
-it. Each child costs this process descriptors (its socket, its pidfd, its stderr, the memory shared with it) and address
-space (the shared memory is reserved at once, and takes memory only as it is used).
+Exceeding a limit halfway raises an OSError deep inside a start, or makes ZeroMQ abort; neither names the limit. Each
+child costs this process descriptors (its socket, its pidfd, its stderr, the memory shared with it) and address space (the
+shared memory is reserved at once, but takes memory only when used).
 """
 
 import logging
@@ -17,10 +17,10 @@ from vla_rl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 DESCRIPTORS_OF_A_PROCESS: Final = 10
-"""Descriptors that this process holds for each child, once it runs."""
+"""Descriptors that this process holds for each running child."""
 
 OTHER_DESCRIPTORS: Final = 64
-"""For everything else that a run opens: fork servers, engines, logs, videos."""
+"""Descriptors reserved for everything else that a run opens: fork servers, engines, logs, videos."""
 
 _OTHER_ADDRESS_SPACE = 1 << 29
 _MOST_DESCRIPTORS = 1 << 16
@@ -28,13 +28,13 @@ _MOST_DESCRIPTORS = 1 << 16
 
 
 def require_room(num_processes: int, placement: ChildProcess, *, beside: int, remedy: str) -> None:
-    """Check that this process's limits allow so many children; raise its soft limit on open files if they need it.
+    """Check that this process's limits allow these children; raise its soft limit on open files if they need it.
 
     Args:
         num_processes: children that will live at the same time.
-        placement: of any of them.
-        beside: further children for a while, such as successors of those that are replaced.
-        remedy: how to need less, for the error.
+        placement: placement of each child.
+        beside: additional children that live for a while, such as successors of those that are replaced.
+        remedy: how to need less, for the error message.
 
     Raises: ConfigError if a limit is too low, naming the limit, the need and the command that raises it.
     """
@@ -67,7 +67,7 @@ def _require_address_space(num_processes: int, children: int, shared_bytes: int,
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     reserved = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     need = reserved + children * shared_bytes + _OTHER_ADDRESS_SPACE
-    if soft == resource.RLIM_INFINITY or soft >= need:  # one that somebody has set is not raised
+    if soft == resource.RLIM_INFINITY or soft >= need:  # a limit that was set on purpose is not raised
         return
     raise ConfigError(
         f"`ulimit -v` is {soft >> 10} KiB, but {num_processes} child processes need about {need >> 10} KiB of address space "

@@ -41,32 +41,32 @@ _IN_LOOP = InLoop()
 
 
 class ActorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the runtime knows about one actor."""
+    """State of one actor, as its runtime knows it."""
 
     name: str
     pid: int
-    """Process of the current incarnation; 0 in this loop, or where there is none."""
+    """Process id of the current incarnation; 0 in this loop, or if there is none."""
     state: str
     """starting, running, restarting, stopped or dead."""
     placement: Placement
     num_restarts: int
     num_pending: int
-    """Calls that wait for an answer."""
+    """Number of calls that wait for an answer."""
     num_waiting: int
-    """Calls that wait for a place in the mailbox."""
+    """Number of calls that wait for a place in the mailbox."""
     num_rejected: int
-    """Messages from there that were not messages."""
+    """Number of received messages that could not be read."""
     num_slots_taken: int
-    """Shared-memory slots that the actor still reads."""
+    """Number of shared-memory slots that the actor still reads."""
     end: ActorDied | None
-    """How it ended, or its last incarnation did while the next one is on its way; None while it lives."""
+    """Error that ended it, or that ended its last incarnation while the next one starts; None while it is alive."""
 
 
 _record_numbers = itertools.count()
 
 
 class _Record:
-    """One actor of one runtime: what its handles need of it."""
+    """One actor of one runtime, with what its handles need."""
 
     def __init__(self, runtime: "Runtime", client: ActorClient, supervisor: Supervisor, placement: Placement) -> None:
         self.runtime, self.client, self.supervisor, self.placement = runtime, client, supervisor, placement
@@ -79,8 +79,8 @@ class Runtime:
     An actor that dies more often than its restart policy allows ends the `async with` body and raises ActorDied from it.
 
     Args:
-        name: for logs.
-        stop_grace_s: time that an actor has to finish its calls when it is stopped; then it is killed.
+        name: name for logs.
+        stop_grace_s: time that a stopped actor has to finish its calls (s); then it is killed.
     """
 
     def __init__(self, name: str = "main", *, stop_grace_s: float = 5.0) -> None:
@@ -146,23 +146,24 @@ class Runtime:
         start_timeout_s: float = 60.0,
         mailbox: int = 64,
     ) -> A:
-        """Start an actor and wait until it is ready; the handle has the class's endpoints as methods.
+        """Start an actor and wait until it is ready; return a handle with the class's endpoints as methods.
 
         Args:
             actor_class, args: the class and its constructor's arguments, by position.
-            name: for errors, logs and the wait graph; by default the class's name and a number.
+            name: name for errors, logs and the wait graph; by default the class's name and a number.
             placement: `InLoop()`, `ChildProcess(...)` or `RemoteHost(...)`.
             restart: how often to replace it when it dies; None leaves it dead.
-            deadline_s: longest time for one call, the wait behind other calls not counted; past it the actor is killed
-                and the call raises ActorFrozen. None waits for ever.
-            deadlines_s: the same for single endpoints, by name, where only the caller knows.
-            limits: for single endpoints, by name, what may shorten the deadline of a call by how long earlier ones took.
-            start_timeout_s: longest time for its constructor and `on_start`.
-            mailbox: unanswered calls at a time; the next sender waits.
+            deadline_s: longest time for one call (s), without the wait behind other calls; after that the actor is
+                killed and the call raises ActorFrozen. None waits for ever.
+            deadlines_s: deadlines of single endpoints, by name; they replace `deadline_s` and those of the class.
+            limits: limits of single endpoints, by name, which shorten a call's deadline from the durations of earlier
+                calls.
+            start_timeout_s: longest time for its constructor and `on_start` (s).
+            mailbox: largest number of unanswered calls; further senders wait.
 
-        Raises: what the constructor or `on_start` raises; ActorDied, also where the runtime is left meanwhile;
-            TimeoutError; TypeError for a class or an argument that cannot be sent there; ValueError for a deadline of no
-            endpoint; what `prepare` raises.
+        Raises: what the constructor or `on_start` raises; ActorDied, also if the runtime is closed meanwhile;
+            TimeoutError; TypeError for a class or an argument that cannot be sent; ValueError for a deadline of an
+            unknown endpoint; what `prepare` raises.
         """
         kind = cast(type[Actor], actor_class)
         table = table_of(kind)
@@ -179,7 +180,7 @@ class Runtime:
         supervisor = Supervisor(client, prepare, launch, request, bound, restart, start_timeout_s)
         group = self._open_group()
         record = _Record(self, client, supervisor, placement)
-        self._living.add(record)  # leaving the runtime meanwhile stops it
+        self._living.add(record)  # closing the runtime meanwhile stops it
         try:
             await supervisor.start()
         except BaseException:
@@ -189,10 +190,11 @@ class Runtime:
         return cast(A, handle_class(kind)(client, record))
 
     async def prepare(self, placement: ChildProcess) -> None:
-        """Do now what the first `spawn` there would wait for: check its interpreter, have its fork server ready.
+        """Check the interpreter and start the fork server of a placement now, so that the first `spawn` need not wait for
+        them.
 
-        Raises: ConfigError for an interpreter that will not do; what a prepare hook raises; ActorFrozen naming a hook
-            that did not end in time; ActorDied where the fork server dies.
+        Raises: ConfigError for an unusable interpreter; what a prepare hook raises; ActorFrozen naming a hook that
+            did not end in time; ActorDied if the fork server dies.
         """
         self._open_group()
         await self._prepare(placement)
@@ -207,7 +209,7 @@ class Runtime:
                 await self._fork_servers.of(placement).until_ready()
 
     def info(self, actor: Actor) -> ActorInfo:
-        """What is known here about an actor, without asking it."""
+        """Return the state of an actor as known here, without asking the actor."""
         record = self._find(actor)
         client = record.client
         return ActorInfo(
@@ -224,17 +226,17 @@ class Runtime:
         )
 
     async def loop_lag(self, actor: Actor | None = None) -> LagReport:
-        """How late the actor's loop, or without one our own, ran its timers over the last minute."""
+        """Return how late the actor's loop, or by default our own, ran its timers over the last minute."""
         if actor is not None:
             return await client_of(actor).loop_lag()
         assert self._lag is not None, "the runtime is not open"
         return self._lag.report()
 
     async def stop(self, actor: Actor) -> None:
-        """End an actor in order: the calls in its mailbox are answered, `on_stop` runs.
+        """Stop an actor: the calls in its mailbox are answered, then `on_stop` runs.
 
-        What `on_stop` raises is logged as an error, with its traceback there; the actor has ended then all the same.
-        Concurrent calls that still run, and later ones, raise ActorDied.
+        An exception of `on_stop` is logged as an error, with its remote traceback; the actor ends anyway. Concurrent
+        calls that still run, and later ones, raise ActorDied.
         """
         await self._find(actor).supervisor.stop(self._stop_grace_s)
 
@@ -247,15 +249,15 @@ class Runtime:
             record.client.forgive(lost_s)
 
     def _waits(self) -> list[Wait]:
-        """Who waits for answers, asked from the watchdog's thread."""
+        """Return the tasks that wait for answers; called on the watchdog's thread."""
         return [wait for record in list(self._living) for wait in record.client.waits()]
 
     async def _supervise(self, record: "_Record") -> None:
-        """Keep the actor as its policy says; after its end only its handles know of it."""
+        """Restart the actor as its policy allows; after its end only its handles refer to it."""
         try:
             await record.supervisor.run()
         finally:
-            if record.supervisor.is_over:  # not where another actor's end cancels this: leaving the runtime stops it
+            if record.supervisor.is_over:  # not if another actor's end cancels this: closing the runtime stops it
                 self._living.discard(record)
 
     def _find(self, actor: Actor) -> "_Record":
@@ -270,7 +272,7 @@ class Runtime:
         return self._group
 
     async def _stop_all(self) -> None:
-        """Stop actors of this loop first, the newest first, since they may hold handles to the others."""
+        """Stop the actors of this loop first, newest first, since they may hold handles to the others."""
         records = sorted(self._living, key=lambda record: record.number)
         here = [record.supervisor for record in records if isinstance(record.placement, InLoop)]
         elsewhere = [record.supervisor for record in records if not isinstance(record.placement, InLoop)]
@@ -278,7 +280,7 @@ class Runtime:
             for supervisor in reversed(here):
                 await supervisor.stop(self._stop_grace_s)
             await asyncio.gather(*(supervisor.stop(self._stop_grace_s) for supervisor in elsewhere))
-        except BaseException:  # a second cancellation: nobody may wait any longer, and nothing may be left
+        except BaseException:  # a second cancellation: kill at once, and leave nothing behind
             await asyncio.gather(*(supervisor.kill() for supervisor in (*here, *elsewhere)))
             raise
 
@@ -322,12 +324,12 @@ class Runtime:
 
 
 def _check_annotations(table: EndpointTable) -> None:
-    """Make every decoder once. Raises: TypeError naming the endpoint whose annotation no message can have."""
+    """Make each decoder once. Raises: TypeError naming the endpoint whose annotation cannot be sent."""
     codec = Codec()
     for entry in (table.constructor, *table.endpoints):
         try:
             codec.decoder(entry.args_type)
             codec.decoder(entry.result_type)
         except TypeError as error:
-            raise TypeError(f"{entry.label} has an annotation that no message can have: {error}") from error
+            raise TypeError(f"{entry.label} has an annotation that cannot be sent in a message: {error}") from error
     codec.decoder(ErrorReport)

@@ -1,10 +1,9 @@
-"""The actor's end of a channel: takes messages, runs endpoints, answers. The same in every placement.
+"""The actor's end of a channel: takes messages, runs endpoints, answers. The same in all placements.
 
-One task works through the mailbox, so that a call costs no task of its own; concurrent endpoints get a task each, in a
+One task works through the mailbox, so that a call needs no task of its own; concurrent endpoints get a task each, in a
 task group. In a process of its own an idle actor begins a call as its message arrives, without a turn of the loop in
-between; where the call has to wait for something, the mailbox task goes on with it. Nothing that a message contains can
-end the loop of this task: bytes that are not a message are counted, arguments of another type and exceptions of the
-actor's own code are answered.
+between; if the call has to wait for something, the mailbox task continues it. No message can end the loop of this task:
+unreadable bytes are counted; wrong argument types and exceptions of the actor's own code are answered.
 """
 
 import asyncio
@@ -28,15 +27,15 @@ from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, OWN_CALL, Birth, 
 
 logger = logging.getLogger(__name__)
 
-# plain numbers: an enum's member costs a lookup in its class for each message
+# plain numbers: access to an enum member costs a dictionary lookup for each message
 _CALL, _CREDIT, _CANCEL, _STOP, _LAG = map(int, (Kind.CALL, Kind.CREDIT, Kind.CANCEL, Kind.STOP, Kind.LAG))
 _RESULT = int(Kind.RESULT)
 _unpack = ENVELOPE.unpack_from
 
 _LONGEST_TURN_S = 0.001
-"""After this long without a pause the loop gets to look at its sockets, where the cancellation of a call may be waiting."""
+"""After this long without a pause the loop may read its sockets, where the cancellation of a call may be waiting."""
 _PAUSE_S = 20e-6
-"""Between two calls that were not queued behind one another more time passes than this."""
+"""Calls closer together than this count as queued behind one another."""
 
 
 class _Work:
@@ -58,9 +57,10 @@ class ActorServer:
     Args:
         actor, table: the instance and its endpoints.
         send: queues frames for the caller.
-        mailbox: unanswered calls that the caller allows itself; more are no messages of a caller of ours.
-        lag: sampler of this loop, reported on request.
-        at_once: whether `on_message`, called by the loop and by no task, begins calls itself while the actor is idle.
+        mailbox: largest number of unanswered calls; a caller of ours never sends more, so further ones are rejected.
+        lag: lag sampler of this loop, reported on request.
+        at_once: whether `on_message`, called by the loop outside any task, begins calls itself while the actor is
+            idle.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class ActorServer:
         self._begun: tuple[_Work, BegunCall] | None = None
         self.num_rejected = 0
         self.is_killed = False
-        """Whether its task was cancelled for good; its owner writes this, since a call may take that for its own."""
+        """Whether its task was cancelled for good. Its owner sets this, since a call may take the cancellation for its
+        own."""
 
     async def serve(self) -> None:
         """Start the actor, work until STOP, stop the actor. Raises: what `on_start` or `on_stop` raises."""
@@ -137,7 +138,7 @@ class ActorServer:
             self.reject(error)
 
     def reject(self, error: MalformedMessage) -> None:
-        """Count bytes that are no message; only the first is worth a line."""
+        """Count unreadable bytes; only the first case is logged."""
         self.num_rejected += 1
         if self.num_rejected == 1:
             logger.warning("%s rejected a message: %s Later ones are only counted.", type(self._actor).__name__, error)
@@ -145,7 +146,7 @@ class ActorServer:
     def _take_call(self, index: int, call: int, frames: Frames) -> None:
         if index >= len(self._table.endpoints) or call in self._works or len(self._works) >= self._most_calls:
             self._codec.discard(frames)
-            raise MalformedMessage(f"call {call} of endpoint {index} is unknown, here already, or one too many.")
+            raise MalformedMessage(f"call {call} of endpoint {index} is unknown, already here, or exceeds the mailbox.")
         endpoint = self._table.endpoints[index]
         work = self._works[call] = _Work(endpoint, call, frames)
         if endpoint.concurrent and self._group is not None:
@@ -179,7 +180,7 @@ class ActorServer:
             self._wake.set_result(None)
 
     def _begin(self, index: int, call: int, frames: Frames) -> None:
-        """Run a call to its answer; where it waits, or fails, the mailbox task, in whose name it runs, goes on."""
+        """Run a call to its answer; if it waits or fails, the mailbox task, in whose name it runs, continues it."""
         task, loop, context = self._task, self._loop, self._context
         assert task is not None
         assert context is not None
@@ -205,7 +206,7 @@ class ActorServer:
                 if not self._is_idle:
                     self._wake_up()  # the loop takes a turn; what comes until then is queued
                 return
-        except BaseException as failure:  # also the end of the process, e.g. SystemExit: for whoever awaits the task
+        except BaseException as failure:  # includes e.g. SystemExit: raised again in the mailbox task
             error = failure
         finally:
             _leave_task(loop, task)
@@ -234,7 +235,7 @@ class ActorServer:
             if waiting is None:
                 return
             work = waiting
-            if work.endpoint.concurrent and self._group is not None:  # came before the task group was there
+            if work.endpoint.concurrent and self._group is not None:  # it came before the task group existed
                 work.task = self._group.create_task(self._run(work), name=work.endpoint.label)
                 continue
             work.task = task
@@ -247,7 +248,7 @@ class ActorServer:
         raise asyncio.CancelledError
 
     async def _until_woken(self) -> None:
-        """Wait for something to do. A cancellation that is meant for a call begun meanwhile goes there."""
+        """Wait for work. A cancellation meant for a call begun meanwhile is passed to that call."""
         self._wake = self._loop.create_future()
         self._is_idle, self._worked_s = True, 0.0  # the mailbox is empty
         try:
@@ -260,9 +261,9 @@ class ActorServer:
             self._is_idle = False
 
     async def _run(self, work: _Work, begun: BegunCall | None = None) -> None:
-        """Run one call to its answer, or go on with one that was begun.
+        """Run one call to its answer, or continue one that was begun.
 
-        Lets a cancellation through only where the actor itself is being stopped.
+        Raises a cancellation only if the actor itself is being stopped.
         """
         endpoint, call = work.endpoint, work.call
         try:
@@ -287,20 +288,22 @@ class ActorServer:
                 self._answer(Kind.CANCELLED, call, None)
             elif (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            else:  # the application's own, e.g. a future of its that was cancelled
+            else:  # the application's own, e.g. it awaited a cancelled future
                 self._answer(Kind.ERROR, call, report_of(error))
         except msgspec.ValidationError as error:
-            self._answer(Kind.ERROR, call, report_of(TypeError(f"{endpoint.label} was sent other arguments: {error}")))
+            self._answer(
+                Kind.ERROR, call, report_of(TypeError(f"{endpoint.label} was sent other argument types: {error}"))
+            )
         except MalformedMessage as error:
             self.reject(error)
             self._answer(Kind.ERROR, call, report_of(error))
-        except Exception as error:  # a supervisor's duty: whatever the actor raises belongs to the caller
+        except Exception as error:  # each exception of the actor is sent to the caller
             self._answer(Kind.ERROR, call, report_of(error))
         finally:
             del self._works[call]
 
     async def _stream(self, work: _Work, items: AsyncIterator[Any]) -> None:
-        """Send items as long as the caller grants credit; whatever ends it, the generator is closed."""
+        """Send items as long as the caller grants credit; close the generator however the stream ends."""
         try:
             async for item in items:
                 while work.credit == 0:

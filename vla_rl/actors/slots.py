@@ -1,9 +1,9 @@
-"""Shared-memory slots: large arrays are written once by one process and read in place by one other.
+"""Shared-memory slots: one process writes a large array once, and one other process reads it in place.
 
-An arena is an anonymous memory file (memfd) that the parent creates and the child inherits: it has no name, so nothing can
-be left behind whoever dies first. The first page holds one state byte for each slot; the writer alone allocates, the
-reader alone gives back by clearing the byte, so neither needs a lock or a message. Address space is reserved at once,
-pages only as they are touched. A slot is given back when the last view of its array is gone.
+An arena is an anonymous memory file (memfd) that the parent creates and the child inherits: it has no name, so nothing is
+left behind whichever process dies first. The first page holds one state byte for each slot. Only the writer allocates,
+and only the reader gives back, by clearing the byte; so neither needs a lock or a message. Address space is reserved at
+once, pages only when they are touched. A slot is given back when the last view of its array is gone.
 """
 
 import mmap
@@ -20,22 +20,22 @@ _FREE, _TAKEN = 0, 1
 
 
 def create_arena(num_bytes: int) -> int:
-    """File descriptor of a new arena with room for `num_bytes` of arrays."""
+    """Return the file descriptor of a new arena with room for `num_bytes` of arrays."""
     fd = os.memfd_create("vla_rl-arena", os.MFD_CLOEXEC)
     os.ftruncate(fd, _STATE_BYTES + num_bytes)
     return fd
 
 
 class SlotLease(np.ndarray):
-    """Keeps one slot from being written again: the base of the array that was received, and over the same memory."""
+    """Protects one slot from being overwritten: the base of the received array, over the same memory."""
 
     __slots__ = ("_slot", "_states")
     _states: mmap.mmap | None
     _slot: int
 
     def release(self) -> None:
-        """Give the slot back now; whoever still reads the array sees whatever is written next."""
-        states = getattr(self, "_states", None)  # a view of a lease is none
+        """Give the slot back now; a view that is still read shows whatever is written next."""
+        states = getattr(self, "_states", None)  # a view of a lease is not a lease
         if states is not None:
             self._states = None
             states[self._slot] = _FREE
@@ -44,7 +44,7 @@ class SlotLease(np.ndarray):
 
 
 class SlotPlace:
-    """Where an array lies in an arena that is read: made once, leased with each message that speaks of it."""
+    """Place of an array in the reader's arena: made once, leased with each message that refers to it."""
 
     __slots__ = ("_array", "_states", "slot")
 
@@ -52,14 +52,14 @@ class SlotPlace:
         self.slot, self._array, self._states = slot, array, states
 
     def lease(self) -> np.ndarray:
-        """The array, read-only and in place; the slot is given back when its last view is gone."""
+        """Return the array, read-only and in place; the slot is given back when its last view is gone."""
         lease = self._array.view()
         lease._slot, lease._states = self.slot, self._states
         return lease.view(np.ndarray)
 
 
 def release(array: np.ndarray) -> bool:
-    """Give back the slot under a received array before its last view is gone; False where it has none.
+    """Give back the slot under a received array before its last view is gone; return False if it has none.
 
     The array must not be read afterwards. Rarely needed: dropping the array does the same.
     """
@@ -83,7 +83,7 @@ class SharedBlock:
         self.array: np.ndarray = np.ndarray(num_bytes, np.uint8, memory, offset)
 
     def take_again(self) -> bool:
-        """Take the slot for another message, where it is free."""
+        """Take the slot for another message; return False if it is not free."""
         if self._states[self.slot] != _FREE:
             return False
         self._states[self.slot] = _TAKEN
@@ -91,18 +91,18 @@ class SharedBlock:
 
 
 class SlotWriter:
-    """The writing end of an arena. Slots grow in powers of two and are used again for arrays of like size."""
+    """The writing end of an arena. Slot sizes are powers of two; a slot is used again for arrays of its size."""
 
     def __init__(self, fd: int) -> None:
         self._size = os.fstat(fd).st_size
-        self._memory = mmap.mmap(fd, self._size)  # its first bytes are the states: the cheapest way to one of them
+        self._memory = mmap.mmap(fd, self._size)  # its first bytes are the states: the cheapest access to one of them
         self._offsets: list[int] = []
         self._by_size: dict[int, list[int]] = {}
         self._blocks: dict[int, SharedBlock] = {}
         self._end = _STATE_BYTES
 
     def write(self, array: np.ndarray) -> tuple[int, int] | None:
-        """Copy a C-ordered image of `array` into a free slot: `(slot, offset)`; None where no slot is free."""
+        """Copy `array` in C order into a free slot; return `(slot, offset)`, or None if no slot is free."""
         slot = self._take(array.nbytes)
         if slot is None:
             return None
@@ -111,7 +111,8 @@ class SlotWriter:
         return slot, offset
 
     def take_block(self, num_bytes: int) -> SharedBlock | None:
-        """A free slot as memory to be written; None where no slot is free. Whoever does not send it gives it back."""
+        """Return a free slot as memory to write to, or None if no slot is free. If it is not sent, give it back with
+        `give_back`."""
         slot = self._take(num_bytes)
         if slot is None:
             return None
@@ -126,11 +127,11 @@ class SlotWriter:
 
     @property
     def num_taken(self) -> int:
-        """Slots that are being read, or on their way."""
+        """Number of slots that are being read or sent."""
         return self._memory[: len(self._offsets)].count(_TAKEN)
 
     def _take(self, num_bytes: int) -> int | None:
-        """The first free slot of that size, so that as little memory as possible stays in use, and in the caches."""
+        """Return the first free slot of that size: little memory then stays in use, and it stays in the caches."""
         size = max(_SMALLEST_SLOT, 1 << (num_bytes - 1).bit_length())
         states = self._memory
         same_size = self._by_size.get(size)
@@ -151,7 +152,7 @@ class SlotWriter:
 
 
 class SlotReader:
-    """The reading end of an arena: it may write the states, and nothing else."""
+    """The reading end of an arena: it may write only the states."""
 
     def __init__(self, fd: int) -> None:
         self._size = os.fstat(fd).st_size
@@ -159,7 +160,7 @@ class SlotReader:
         self._memory = mmap.mmap(fd, self._size, prot=mmap.PROT_READ)
 
     def place(self, slot: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> SlotPlace:
-        """Where such an array lies. Raises: MalformedMessage where that would be outside the arena."""
+        """Return the place of such an array. Raises: MalformedMessage if it would be outside the arena."""
         if not (0 <= slot < _STATE_BYTES and _STATE_BYTES <= offset <= offset + num_bytes <= self._size):
             raise MalformedMessage(f"slot {slot} at {offset} with {num_bytes} bytes is outside the shared memory.")
         return SlotPlace(slot, SlotLease(shape, dtype, self._memory, offset), self._states)

@@ -1,14 +1,15 @@
-"""ZeroMQ sockets that carry our messages, and one of them driven by its file descriptor on the running loop.
+"""ZeroMQ sockets for our messages, and a socket that is driven by its file descriptor on the running loop.
 
-pyzmq's own asyncio sockets cost three to four times the plain ones. The descriptor by hand costs nearly nothing, but it is
-edge-triggered: it announces a change once, and any operation on the socket may swallow the announcement. So:
+pyzmq's own asyncio sockets cost three to four times as much as plain ones. Driving the descriptor directly costs almost
+nothing, but it is edge-triggered: it announces a change once, and any operation on the socket may swallow that. So:
 
-    1. what has arrived is taken until the socket says that there is no more,
-    2. the socket is looked at again after sending,
+    1. messages are taken until the socket reports that there are no more,
+    2. the socket is read again after sending,
     3. and once after it was registered.
 
-Leaving out any of the three hangs, one of them only sometimes and only under load. All three happen in `_end_turn`, which
-follows every use of the socket within the same turn of the loop, after whoever the message woke: off the critical path.
+Leaving out any of the three causes hangs, in one case only sometimes and under load. All three happen in `_end_turn`,
+which follows each use of the socket within the same turn of the loop, after the tasks that the message woke: off the
+critical path.
 """
 
 import asyncio
@@ -35,36 +36,36 @@ _POLLIN, _POLLOUT, _NOBLOCK = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.NOBLOCK
 
 
 def lift_high_water_mark(socket: zmq.Socket[bytes]) -> None:
-    """Drop nothing: above ZeroMQ's mark of a thousand messages, what is sent while its thread is kept waiting is lost.
+    """Remove the limit of a thousand queued messages, above which messages are lost while ZeroMQ's thread is delayed.
 
-    To be called before `bind` and `connect`. The calls in flight are what bounds the queue.
+    Call it before `bind` and `connect`. The queue is bounded by the number of calls in flight.
     """
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
 
 
 class MessageSocket:
-    """Reads and writes messages of ours on `socket`; who says when is a matter of its subclasses.
+    """Reads and writes our messages on `socket`; its subclasses decide when.
 
     Args:
         socket: bound or connected.
         on_message: called with the frames; must not raise. May be replaced.
-        raw: hand over all frames as they come, because they begin with an identity, or are not ours at all.
+        raw: hand over all frames as they come, because they begin with an identity or are not our messages.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], *, raw: bool = False) -> None:
         self._socket, self.on_message, self._raw = socket, on_message, raw
         self._get, self._recv = socket.getsockopt, socket.recv
-        self._send = super(zmq.Socket, socket).send  # without a look at options that we do not use
+        self._send = super(zmq.Socket, socket).send  # skips the handling of options that we do not use
         self._batch: list[bytes] = []
         self.gathers = False
-        """Whether small messages wait for those behind them, to leave together."""
+        """Whether small messages wait for later ones, to be sent together."""
         self._closed = False
 
     def send(self, frames: Frames) -> None:
-        """Queue one message. The first of a turn leaves at once, the small ones after it together.
+        """Queue one message. The first of a turn is sent at once, the small ones after it together.
 
-        Where there is nobody at the other end it is dropped: its death is noticed elsewhere, and fails the call.
+        Without a peer it is dropped: the peer's death is noticed elsewhere, and fails the call.
         """
         if not self.gathers:
             self._put(frames)
@@ -83,14 +84,14 @@ class MessageSocket:
         return self._closed
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close the socket; what is not sent after `linger_ms` is dropped."""
+        """Close the socket; messages not sent after `linger_ms` are dropped."""
         if not self._closed:
             self._flush()
             self._closed = True
             self._socket.close(linger=linger_ms)
 
     def _open_turn(self) -> None:
-        """From here on messages are gathered, until the turn ends."""
+        """Gather small messages from now on, until the turn ends."""
         self.gathers = True
 
     def _flush(self) -> None:
@@ -113,7 +114,7 @@ class MessageSocket:
                 raise
 
     def receive(self) -> None:
-        """Deliver what comes next, if anything does."""
+        """Deliver the next message, if there is one."""
         try:
             head = self._recv(_NOBLOCK)
         except zmq.Again:
@@ -139,17 +140,17 @@ class MessageSocket:
         try:
             messages = split_messages(batch)
         except MalformedMessage:
-            self.on_message([b""])  # the receiver counts what it cannot read
+            self.on_message([b""])  # the receiver counts unreadable messages
             return
         for message in messages:
             self.on_message([message])
 
 
 class LoopSocket(MessageSocket):
-    """A socket on the running loop, beside whatever else that loop does.
+    """A socket on the running loop, which may serve other things too.
 
     Args:
-        socket: bound or connected; whoever else uses it calls `look_again` afterwards.
+        socket: bound or connected; other code that uses it calls `look_again` afterwards.
         on_message, raw: see `MessageSocket`.
     """
 
@@ -163,36 +164,36 @@ class LoopSocket(MessageSocket):
         self.look_again()
 
     def look_again(self) -> None:
-        """Look at the socket later in this turn; for us, and for whoever uses the socket beside us."""
+        """Read the socket later in this turn: after our own use, and after use by other code."""
         if not self._comes_back:
             self._comes_back = True
             self._loop.call_soon(self._end_turn)
 
     @property
     def has_peer(self) -> bool:
-        """Whether a PAIR socket has somebody at its other end, or ZeroMQ's thread has not read all that they sent."""
+        """Whether a PAIR socket has a peer, or ZeroMQ's thread has not read all that the peer sent."""
         return bool(zmq_poll([(self._socket, _POLLOUT)], 0))
 
     def drain_all(self) -> None:
-        """Deliver everything that has arrived, however much."""
+        """Deliver all messages that have arrived."""
         while not self._deliver(_MESSAGES_A_TURN):
             pass
 
     def close(self, linger_ms: int = 0) -> None:
-        """Leave the loop and close the socket; what is not sent after `linger_ms` is dropped."""
+        """Leave the loop and close the socket; messages not sent after `linger_ms` are dropped."""
         if not self._closed:
             self._loop.remove_reader(self._fd)
         super().close(linger_ms)
 
     def _on_readable(self) -> None:
-        """Whoever the message wakes runs before the turn ends; what it sends then leaves at once."""
+        """Deliver one message; the tasks that it wakes run before the turn ends, and what they send is sent at once."""
         if not self._closed:
             self.receive()
             self.look_again()
 
     def _deliver_batch(self, batch: bytes) -> None:
         super()._deliver_batch(batch)
-        self._open_turn()  # what several answers wake may have several things to send
+        self._open_turn()  # several answers may wake tasks that each send a message
 
     def _open_turn(self) -> None:
         self.gathers = True
@@ -208,9 +209,9 @@ class LoopSocket(MessageSocket):
             self._open_turn()  # others on this loop go first
 
     def _deliver(self, most: int) -> bool:
-        """Deliver up to `most` messages; True where nothing is left.
+        """Deliver up to `most` messages; return True if none is left.
 
-        Asking first is cheaper than an exception, and this way cheaper than by ZMQ_EVENTS, which it reads.
+        Polling first is cheaper than an exception, and zmq_poll is cheaper than reading ZMQ_EVENTS.
         """
         for _ in range(most):
             if self._closed or not zmq_poll(self._watched, 0):

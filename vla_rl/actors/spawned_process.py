@@ -1,7 +1,7 @@
 """A child in a fresh interpreter: never a fork of this process, which may have threads, a loop and a GPU context.
 
-It reads its settings from stdin, whose other end we keep: it closes with us. Its end is read from a pidfd, at once and at
-no idle cost; a socket would never tell.
+It reads its settings from stdin, whose other end we hold, so that it closes with us. Its end is read from a pidfd, at
+once and without idle cost; a socket would not report it.
 """
 
 import asyncio
@@ -23,29 +23,30 @@ from vla_rl.actors.parent_link import FROM_TERMINAL
 from vla_rl.actors.placement import ChildProcess
 
 OnExit = Callable[[str, tuple[str, ...]], None]
-"""Called once, on the loop, when the process is gone: with the cause, and the words of whoever failed to start it."""
+"""Called once, on the loop, when the process has ended: with the cause, and the last stderr lines if it could not be
+started."""
 
 
 class StartedProcess(Protocol):
-    """A process of ours as its channel sees it, from its start to its end."""
+    """A process as its channel sees it, from its start to its end."""
 
     @property
     def pid(self) -> int:
-        """Process id; 0 for as long as there is none."""
+        """Process id; 0 until there is one."""
         ...
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known to be gone; `on_exit` follows, or was called."""
+        """Whether it is known to have ended; `on_exit` follows, or was called."""
         ...
 
     def kill(self) -> None:
-        """SIGKILL, which also ends a stopped process; `on_exit` follows. Nothing happens where it is gone."""
+        """Send SIGKILL, which also ends a stopped process; `on_exit` follows. Does nothing if it has ended."""
         ...
 
 
 StartProcess = Callable[[ChildProcess, ChildSettings, int, OnExit], StartedProcess]
-"""Starts a process: (placement, settings, stderr, on_exit). All descriptors stay the caller's, who closes them."""
+"""Starts a process: (placement, settings, stderr, on_exit). The caller keeps and closes all descriptors."""
 
 
 class SpawnedProcess:
@@ -64,7 +65,7 @@ class SpawnedProcess:
             stdin=subprocess.PIPE,
         )
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone already, as its pidfd will tell
+        with contextlib.suppress(BrokenPipeError):  # it has already ended, as its pidfd will show
             self._process.stdin.write(len(words).to_bytes(4, "little") + words)
         self._pidfd = os.pidfd_open(self.pid)
         self.has_ended = False
@@ -72,11 +73,11 @@ class SpawnedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the child."""
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL, which also ends a stopped process."""
+        """Send SIGKILL, which also ends a stopped process."""
         if not self.has_ended:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -98,14 +99,14 @@ def subprocess_of(
     pass_fds: Sequence[int],
     stdin: int,
 ) -> "subprocess.Popen[bytes]":
-    """A fresh interpreter that runs one of our modules, with nothing of this process but its environment and stdout.
+    """Start a fresh interpreter that runs one of our modules; it inherits only the environment and stdout of this process.
 
-    Raises: OSError where it cannot be started; ValueError for a variable that no environment can hold.
+    Raises: OSError if it cannot be started; ValueError for an environment variable that is not valid.
     """
     own_path = [] if placement.python else [str(Path(vla_rl.__file__).parent.parent)]
     inherited = inherited_environment()
     python_path = os.pathsep.join(filter(None, [*own_path, inherited.get("PYTHONPATH")]))
-    # A terminal signals the whole process group: a child must not die of it before it can say so.
+    # A terminal signals the whole process group: a child must not die of it before it ignores it.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)
     try:
         return subprocess.Popen(
@@ -121,12 +122,12 @@ def subprocess_of(
 
 
 def own_sys_path(placement: ChildProcess) -> list[str] | None:
-    """What the child's `sys.path` is to be: ours, or None for that of another interpreter."""
+    """Return the `sys.path` for the child: ours, or None to keep that of another interpreter."""
     return None if placement.python else [str(entry) for entry in sys.path]
 
 
 def cause_of(returncode: int) -> str:
-    """`exit code 3`, or the name of the signal."""
+    """Describe an exit status: `exit code 3`, or the name of the signal."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:

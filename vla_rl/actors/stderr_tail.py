@@ -1,4 +1,4 @@
-"""What a child writes to stderr: passed on with its name in front, and the last lines kept for its obituary."""
+"""The stderr of a child: passed on with the child's name in front; the last lines are kept for error messages."""
 
 import asyncio
 import contextlib
@@ -24,12 +24,12 @@ class StderrTail:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """The last lines, oldest first, an unfinished one included."""
+        """The last lines, oldest first, including an unfinished one."""
         unfinished = [self._rest.decode(errors="replace")] if self._rest else []
         return tuple([*self._lines, *unfinished][-_LINES_KEPT:])
 
     def close(self) -> None:
-        """Read what is left, without waiting for descendants that may hold the pipe, and close it."""
+        """Read the rest, without waiting for descendants that may hold the pipe, and close it."""
         if self._open:
             while self._open and self._read():
                 pass

@@ -1,4 +1,4 @@
-"""Keeps one actor as its owner wants it: launches it, notices its end, replaces it within its policy, stops it.
+"""Run one actor as its owner wants: launch it, notice its end, restart it within its policy, stop it.
 
 Invariant: while the runtime is open a supervisor has at most one incarnation, and none is left when `run` has ended.
 """
@@ -27,11 +27,11 @@ class Supervisor:
     """Owns the incarnations of one actor.
 
     Args:
-        prepare: waited for before each launch, and not counted as its start.
-        launch: begins an incarnation; what it says first and last comes back through the two callbacks.
-        request, args: what to build, sent to whoever says hello.
+        prepare: awaited before each launch, and not counted as part of the start.
+        launch: begins an incarnation; its messages and its end arrive through the two callbacks.
+        request, args: what to build, sent to the incarnation after its hello.
         restart: None leaves a dead actor dead.
-        start_timeout_s: longest time from launch to ready.
+        start_timeout_s: longest time from launch to ready (s).
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether its owner wants no further incarnation."""
+        """Whether the owner has asked to stop the actor."""
         return self._stopping
 
     async def start(self) -> None:
         """Launch and wait until the actor is ready.
 
-        Raises: what `prepare`, its constructor or `on_start` raised; ActorDied, also where it is stopped meanwhile;
+        Raises: what `prepare`, its constructor or `on_start` raises; ActorDied, also if it is stopped meanwhile;
             TimeoutError.
         """
         await self._prepare()
@@ -85,7 +85,7 @@ class Supervisor:
             unanswered = channel.unanswered
             channel.kill()
             await channel.until_gone()
-            if isinstance(error, TimeoutError) and limit.expired():  # else it is the actor's own
+            if isinstance(error, TimeoutError) and limit.expired():  # else the actor raised it
                 raise TimeoutError(self._describe_slow_start(unanswered)) from None
             raise
 
@@ -93,7 +93,7 @@ class Supervisor:
         if unanswered:
             return (
                 f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s: no answer from {unanswered}; "
-                "expected `python -m vla_rl.actors.host` to serve there, where this host can reach it."
+                "expected `python -m vla_rl.actors.host` to serve there, at an address that this host can reach."
             )
         words = "".join(f"\n    {line}" for line in self._last_words)
         return (
@@ -102,7 +102,7 @@ class Supervisor:
         )
 
     async def run(self) -> None:
-        """Replace the actor whenever it ends, until it is stopped. Raises: ActorDied past the policy's limit."""
+        """Restart the actor whenever it ends, until it is stopped. Raises: ActorDied past the policy's limit."""
         while True:
             await self._ended.wait()
             if self._stopping or self._intensity is None:
@@ -111,7 +111,7 @@ class Supervisor:
                 return
 
     async def _replace(self, intensity: Intensity) -> bool:
-        """One incarnation ended; True once the next one stands, False where the actor was stopped meanwhile."""
+        """Start the next incarnation; return True once it is ready, False if the actor was stopped meanwhile."""
         cause: BaseException | None = None
         while not self.is_stopping and intensity.admit(time.monotonic()):
             self.num_restarts += 1
@@ -138,9 +138,10 @@ class Supervisor:
         raise limit from cause
 
     async def stop(self, grace_s: float) -> None:
-        """Let the actor finish its calls and end, for at most `grace_s`; then kill it. Again waits for that end.
+        """Let the actor finish its calls and end, for at most `grace_s`; then kill it. A repeated call waits for the same
+        end.
 
-        One that is not ready yet has no calls, and is killed at once: its `start` raises.
+        An actor that is not ready yet has no calls and is killed at once: its `start` raises.
         """
         if not self._stopping:
             self._stopping = True
@@ -172,7 +173,7 @@ class Supervisor:
         self._ended.set()
 
     def _on_first_words(self, frames: Frames) -> None:
-        """Messages of an incarnation that is not ready yet."""
+        """Handle messages of an incarnation that is not ready yet."""
         channel = self._channel
         if channel is None or self._ready.done():
             return
@@ -189,7 +190,7 @@ class Supervisor:
                 self._ready.set_exception(error_from(report, self.client.name, channel.pid))
         except (MalformedMessage, msgspec.ValidationError) as error:
             self._ready.set_exception(
-                ActorDied(self.client.name, channel.pid, f"its first words made no sense: {error}")
+                ActorDied(self.client.name, channel.pid, f"its first message cannot be read: {error}")
             )
 
     def _send_request(self, channel: Channel) -> None:

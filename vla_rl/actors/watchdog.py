@@ -1,6 +1,6 @@
-"""A thread that speaks up when nothing moves: who waits for whom, since when, and where every task stands.
+"""A thread that reports a lack of progress: the wait graph, and where each task stands.
 
-It runs outside the loop, so it also works while the loop is blocked. What counts as movement is `note_progress`.
+It runs outside the loop, so it also works while the loop is blocked. Progress is what `note_progress` reports.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ class Watchdog:
     """Watches the running loop while its `with` block is open.
 
     Args:
-        stall_after_s: print after this long without progress, and again after each further such time.
-        abort: abort the process after printing; a supervisor outside starts it again from its checkpoint.
-        out: where to print; stderr by default.
+        stall_after_s: report after this long without progress (s), and again after each further such time.
+        abort: abort the process after the report, so that an outside supervisor restarts it from its checkpoint.
+        out: stream for the report; stderr by default.
     """
 
     def __init__(self, *, stall_after_s: float, abort: bool = False, out: TextIO | None = None) -> None:
@@ -49,7 +49,7 @@ class Watchdog:
         self._thread.join()
 
     def describe(self) -> str:
-        """The wait graph and all stacks, now. Safe to call from any thread."""
+        """Return the current wait graph and all stacks. Safe to call from any thread."""
         parts = [_wait_graph(), _thread_stack(self._loop_thread_id)]
         parts += [_task_stack(task) for task in sorted(_tasks_of(self._loop), key=lambda task: task.get_name())]
         return "\n".join(parts)
@@ -69,10 +69,8 @@ class Watchdog:
     def _report(self, quiet_s: float) -> None:
         try:
             self._print(quiet_s)
-        except Exception:  # such as a pipe that nobody reads any more: the watch goes on
-            logger.exception(
-                "the watchdog saw no progress for %.1f s and could not print where everything stands.", quiet_s
-            )
+        except Exception:  # such as a closed pipe: the watchdog continues
+            logger.exception("the watchdog saw no progress for %.1f s and could not print its report.", quiet_s)
         if self._abort:
             os.abort()
 
@@ -87,11 +85,11 @@ class Watchdog:
 def _wait_graph() -> str:
     now = time.monotonic()
     lines = [f"    {wait.describe(now)}" for wait in current_waits()]
-    return "who waits for whom:\n" + ("\n".join(lines) if lines else "    nobody says that it waits")
+    return "who waits for whom:\n" + ("\n".join(lines) if lines else "    no task reports a wait")
 
 
 def _tasks_of(loop: asyncio.AbstractEventLoop) -> set["asyncio.Task[Any]"]:
-    """All tasks, seen from another thread: asyncio retries while the set changes under its hands."""
+    """Return all tasks from another thread: asyncio retries if the set changes meanwhile."""
     return asyncio.all_tasks(loop)
 
 
@@ -110,7 +108,7 @@ def _task_stack(task: "asyncio.Task[Any]") -> str:
 
 
 def _awaiting_frames(awaited: Any) -> list[FrameType]:
-    """Frames from a task's outermost coroutine to the one that is suspended."""
+    """Return the frames from a task's outermost coroutine to the suspended one."""
     frames = []
     while awaited is not None:
         frame = next((found for name in _FRAMES if (found := getattr(awaited, name, None)) is not None), None)

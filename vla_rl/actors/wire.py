@@ -1,15 +1,15 @@
-"""The envelope of every message: 18 bytes in front of a msgpack payload, in the first frame; arrays may follow as frames.
+"""The envelope of each message: 18 bytes in front of a msgpack payload, in the first frame; arrays may follow as frames.
 
     magic u8 | kind u8 | endpoint u16 | frames u16 | actor u32 | call u64        little endian
 
-`frames` is the number of frames that follow; a reader asks the socket for no more than that, which spares it a question. A
-frame of `parts.PART_BYTES` or more travels as several.
-`actor` tells apart the actors behind one tcp connection; on a pipe of its own it is 0. `endpoint` is an index into the
+`frames` is the number of frames that follow; a reader takes no more from the socket, which saves a query. A frame of
+`parts.PART_BYTES` or more is sent as several.
+`actor` distinguishes the actors behind one tcp connection; on a pipe of its own it is 0. `endpoint` is an index into the
 actor's table. For CREDIT it is the number of items granted.
 
-Small messages that are queued at the same moment travel as one BATCH: each behind its length as u32. A batch holds at most
-`MOST_IN_BATCH` messages of less than `BATCHED_BELOW` bytes; a reader refuses anything else, since splitting costs it far
-more than the bytes cost the sender.
+Small messages that are queued at the same moment are sent as one BATCH: each is preceded by its length as u32. A batch
+holds at most `MOST_IN_BATCH` messages of less than `BATCHED_BELOW` bytes; a reader rejects anything else, since splitting
+costs it far more than the bytes cost the sender.
 """
 
 import enum
@@ -24,9 +24,9 @@ ENVELOPE = struct.Struct("<BBHHIQ")
 ENVELOPE_SIZE = ENVELOPE.size
 MAX_FRAMES = 0xFFFF
 OWN_CALL = 0
-"""Number of no call: what an actor says of itself, of its birth and of its end."""
+"""Call number of an actor's own messages: about its start and its end."""
 MAX_MESSAGE_BYTES = 1 << 30
-"""Largest array, and largest payload without its arrays; a sender refuses to send more."""
+"""Largest array, and largest payload without its arrays (bytes); a sender refuses to send more."""
 _NUM_FRAMES = struct.Struct("<H")
 
 Frames: TypeAlias = Sequence[Any]
@@ -34,11 +34,11 @@ Frames: TypeAlias = Sequence[Any]
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are not a message of ours. The receiver counts it and goes on."""
+    """Bytes that are not one of our messages. The receiver counts it and continues."""
 
 
 class Kind(enum.IntEnum):
-    """What a message is about; the first group goes to an actor, the second comes from one."""
+    """Kind of a message; the first group goes to an actor, the second comes from one."""
 
     SPAWN = 1
     CALL = 2
@@ -63,29 +63,29 @@ class Kind(enum.IntEnum):
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, array_like=True):
-    """Asks a host for a process that can become an actor."""
+    """Requests a process from a host, in which an actor can then be built."""
 
     name: str
     env: dict[str, str]
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What to build. The constructor's arguments follow as a second SPAWN message, whose type this one tells."""
+    """The class to build. The constructor's arguments follow as a second SPAWN message, whose type depends on this one."""
 
     target: str
     fingerprint: str
     mailbox: int
-    """Unanswered calls that the caller allows itself; more than that are refused."""
+    """Largest number of unanswered calls that the caller sends; more are rejected."""
 
 
 class Birth(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of HELLO, said by a new process, and of READY, said by its actor."""
+    """Payload of HELLO, sent by a new process, and of READY, sent by its actor."""
 
     pid: int
 
 
 class DeathNotice(msgspec.Struct, frozen=True, array_like=True):
-    """A host tells of the end of one of its actors."""
+    """A host reports the end of one of its actors."""
 
     pid: int
     cause: str
@@ -94,7 +94,7 @@ class DeathNotice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LagReport(msgspec.Struct, frozen=True, array_like=True):
-    """How late a loop ran its timers, over the last minute or so."""
+    """How late a loop ran its timers, over the last minute or so (s)."""
 
     p50_s: float
     p99_s: float
@@ -103,7 +103,7 @@ class LagReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 def unpack_envelope(head: Any) -> tuple[int, int, int, int]:
-    """`(kind, endpoint, actor, call)`. Raises: MalformedMessage."""
+    """Return `(kind, endpoint, actor, call)`. Raises: MalformedMessage."""
     if len(head) < ENVELOPE_SIZE:
         raise MalformedMessage(f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}.")
     magic, kind, endpoint, _, actor, call = ENVELOPE.unpack_from(head)
@@ -113,13 +113,13 @@ def unpack_envelope(head: Any) -> tuple[int, int, int, int]:
 
 
 def num_frames_after(head: Any) -> int:
-    """How many frames a first frame announces; 0 where it is no envelope of ours."""
+    """Return the number of frames that a first frame announces; 0 if it is not one of our envelopes."""
     return _NUM_FRAMES.unpack_from(head, 4)[0] if len(head) >= ENVELOPE_SIZE and head[0] == MAGIC else 0
 
 
 BATCH_KIND = int(Kind.BATCH)
 MOST_IN_BATCH = 16
-"""A full batch leaves at once, so that the other side begins while this one is still at work."""
+"""A full batch is sent at once, so that the other side begins while this one is still working."""
 BATCHED_BELOW = 4096
 _LENGTH = struct.Struct("<I")
 _MAX_BATCH_BYTES = ENVELOPE_SIZE + MOST_IN_BATCH * (_LENGTH.size + BATCHED_BELOW)
@@ -127,7 +127,7 @@ _BATCH_HEAD = ENVELOPE.pack(MAGIC, Kind.BATCH, 0, 0, 0, 0)
 
 
 def join_messages(messages: Sequence[bytes]) -> bytes:
-    """One BATCH of several single-frame messages."""
+    """Join several single-frame messages into one BATCH."""
     parts = [_BATCH_HEAD]
     for message in messages:
         parts += (_LENGTH.pack(len(message)), message)
@@ -135,12 +135,12 @@ def join_messages(messages: Sequence[bytes]) -> bytes:
 
 
 def is_batch(head: Any) -> bool:
-    """Whether a first frame holds several messages."""
+    """Return whether a first frame holds several messages."""
     return len(head) >= ENVELOPE_SIZE and head[1] == Kind.BATCH and head[0] == MAGIC
 
 
 def split_messages(batch: Any) -> list[memoryview]:
-    """The messages of a BATCH. Raises: MalformedMessage for one that `join_messages` did not make of messages to batch."""
+    """Split a BATCH into its messages. Raises: MalformedMessage if `join_messages` did not make it from small messages."""
     view, position = memoryview(batch), ENVELOPE_SIZE
     messages: list[memoryview] = []
     end = len(view)

@@ -1,4 +1,4 @@
-"""Lets in the peers whose public key is on a list (ZeroMQ's authentication protocol, RFC 27). All others get nothing."""
+"""Accept only peers whose public key is on a list (ZeroMQ's authentication protocol, RFC 27)."""
 
 import logging
 from collections.abc import Collection
@@ -16,7 +16,7 @@ _ENDPOINT = "inproc://zeromq.zap.01"
 
 
 class Gatekeeper:
-    """Answers the context's questions about new peers, until it is closed.
+    """Answers the context's requests about new peers, until it is closed.
 
     Args:
         allowed: public keys in Z85 form.
@@ -30,7 +30,7 @@ class Gatekeeper:
         self._socket = LoopSocket(socket, self._on_question, raw=True)
 
     def close(self) -> None:
-        """Stop answering: nobody new gets in."""
+        """Stop answering: no new peer is accepted."""
         self._socket.close()
 
     def _on_question(self, frames: Frames) -> None:
