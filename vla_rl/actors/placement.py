@@ -80,7 +80,7 @@ class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.shared_memory_mib < 0:
             raise ValueError(
-                f"shared_memory_mib is {self.shared_memory_mib}, expected >= 0; 0 sends all by the socket."
+                f"shared_memory_mib is {self.shared_memory_mib}, expected >= 0; 0 sends all arrays through the socket."
             )
         if self.frozen_after_s is not None and not self.frozen_after_s >= LEAST_FROZEN_AFTER_S:
             raise ValueError(

@@ -82,7 +82,7 @@ class Executor:
             first: index of the first one, such as the next one after a checkpoint.
             inputs: a value for each input of the graph but `update`; the same in every update.
 
-        Raises: `InvalidRun` where inputs are missing or unknown.
+        Raises: `InvalidRun` if inputs are missing or unknown.
         """
         given, expected = inputs or {}, [name for name in self.graph.inputs if name != "update"]
         for name in given:

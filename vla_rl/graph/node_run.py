@@ -48,7 +48,7 @@ class NodeRun:
         self._attempts = self._num_items = self._num_dropped = 0
 
     def release(self, cause: Interval | None, waited: Waited) -> bool:
-        """One thing less to wait for; True where it was the last one."""
+        """One thing less to wait for; True if it was the last one."""
         self.waits -= 1
         self.activity.wake(cause, waited)
         return self.waits == 0 and self.status is NodeStatus.PENDING

@@ -62,7 +62,7 @@ class Plan:
 
 
 def make_plan(graph: TaskGraph, resources: Mapping[str, Resource], keep: Iterable[str]) -> Plan:
-    """Raises `UnknownResource` where a node needs what is not there, `InvalidRun` where `keep` names no value."""
+    """Raises `UnknownResource` if a node needs what is not there, `InvalidRun` where `keep` names no value."""
     written = [name for node in graph.nodes.values() for name in node.writes]
     for name in keep:
         if name not in written:

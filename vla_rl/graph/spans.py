@@ -42,7 +42,7 @@ class Waited(enum.Enum):
 class Interval:
     """One stretch of uninterrupted work of one node; `end` is None while it lasts.
 
-    `waited_for` is the node that let it begin, None where nothing in the graph did.
+    `waited_for` is the node that let it begin, None if nothing in the graph did.
     """
 
     __slots__ = ("_cause", "end", "node", "start", "update", "waited", "waited_for")
@@ -99,7 +99,7 @@ class Activity:
             self.open = None
 
     def resume(self, cause: Interval | None, waited: Waited) -> None:
-        """Work goes on now, after having waited; `cause` is None where something outside the graph was waited for."""
+        """Work goes on now, after having waited; `cause` is None if something outside the graph was waited for."""
         last = self.last
         if last is not None and (cause is None or _is_old_news(cause, last)):
             cause = last
@@ -109,7 +109,7 @@ class Activity:
 
 
 def _is_old_news(cause: Interval, last: Interval) -> bool:
-    """True where the cause had happened before the waiting began, and only the news of it came later."""
+    """True if the cause had happened before the waiting began, and only the news of it came later."""
     return cause.end is not None and last.end is not None and cause.end <= last.end
 
 

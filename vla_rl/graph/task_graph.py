@@ -18,7 +18,7 @@ class Edge:
     target: str
 
     value: str | None
-    """The value that flows along it; None where only the order matters."""
+    """The value that flows along it; None if only the order matters."""
 
     streamed: bool = False
 

@@ -44,7 +44,7 @@ class PipelineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
     """Read a pipeline; nothing is built or imported yet but the exceptions of `retry_on`.
 
-    Raises: `InvalidPipelineFile` naming the file, the table and the key; `OSError` where the file cannot be read.
+    Raises: `InvalidPipelineFile` naming the file, the table and the key; `OSError` if the file cannot be read.
     """
     where = os.fspath(path)
     with open(path, "rb") as file:

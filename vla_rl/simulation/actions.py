@@ -47,7 +47,7 @@ class ActionGate:
         return action
 
     def packed_rows(self, actions: Any) -> list[Any] | None:
-        """What travels of each row, looked at together; None where they must be looked at one by one."""
+        """What travels of each row, looked at together; None if they must be looked at one by one."""
         box = self._box
         if box is None or type(actions) is not np.ndarray or actions.dtype is not self._dtype:
             return None

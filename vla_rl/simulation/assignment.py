@@ -39,7 +39,7 @@ class Assignment(Generic[Simulator, Request]):
     def ask(self, request: Request, spec: EnvSpec) -> Simulator | None:
         """A simulator for the request, now taken: one that holds `spec`, else an empty one, else the longest idle.
 
-        None where all are busy; `offer` will give the request back when its turn has come.
+        None if all are busy; `offer` will give the request back when its turn has come.
         """
         if not self._idle:
             self._waiting.append((request, spec))

@@ -40,7 +40,7 @@ class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     render_mode: str | None
     render_key: str | None
-    """Key of the picture of the observation that `render` gives too; None where the environment does not say."""
+    """Key of the picture of the observation that `render` gives too; None if the environment does not say."""
 
     metadata: dict[str, Any]
 
@@ -167,7 +167,7 @@ class CheckedEnv:
         self._env.set_wrapper_attr(name, value)
 
     def get_state(self) -> Any:
-        """The simulator's state as plain values. Raises: TypeError where the environment offers none."""
+        """The simulator's state as plain values. Raises: TypeError if the environment offers none."""
         self._require_state()
         try:
             return as_plain(self._simulator.get_state(), "the state")
@@ -199,7 +199,7 @@ class CheckedEnv:
             raise TypeError(f"{self.spec.id} offers no get_state and set_state on its unwrapped class.")
 
     def _valid(self, method: str, observation: Any) -> Any:
-        """The observation as plain values. Raises: EnvError where it is not what the space declares."""
+        """The observation as plain values. Raises: EnvError if it is not what the space declares."""
         if (problem := self._wrong(observation)) is not None:
             raise self._broken(method, problem)
         return observation if self._is_plain else as_plain(observation, "observation")
@@ -225,7 +225,7 @@ class CheckedEnv:
 
 
 def _render_key_of(env: gymnasium.Env[Any, Any]) -> str | None:
-    """`render_key` of the unwrapped class. Raises: ValueError where the observation has no such key."""
+    """`render_key` of the unwrapped class. Raises: ValueError if the observation has no such key."""
     key: str | None = getattr(env.unwrapped, "render_key", None)
     keys = sorted(env.observation_space) if isinstance(env.observation_space, spaces.Dict) else []
     if key is not None and key not in keys:

@@ -26,7 +26,7 @@ class EnvHandle:
         observation, reward, terminated, truncated, info = await env.step(action)
 
     Arrays in observations lie in memory shared with the simulator and are read-only; each stays as it is for as long as it
-    is referred to. Raises `ActorDied` (`ActorFrozen`) where the process dies (does not answer in time), `EnvError` where
+    is referred to. Raises `ActorDied` (`ActorFrozen`) if the process dies (does not answer in time), `EnvError` where
     the environment breaks its contract, `ValueError` for an action that its space does not have.
     """
 
@@ -126,7 +126,7 @@ async def open_env(
         config: timeouts and environment variables; how many, and how many to a process, does not matter.
         name: of the process, in errors and logs.
 
-    Raises: EnvError where the environment cannot be built, ActorDied where the process does not come up.
+    Raises: EnvError if the environment cannot be built, ActorDied where the process does not come up.
     """
     spec = EnvSpec(id=env) if isinstance(env, str) else env
     process = await SimulatorProcess.start(

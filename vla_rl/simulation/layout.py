@@ -18,7 +18,7 @@ Others: TypeAlias = list[Any]
 """What is no array, in the order of the space."""
 
 Packed: TypeAlias = tuple[np.ndarray | None, Others]
-"""An observation on its way: uint8 [num_bytes], or None where the arrays lie elsewhere; and the rest."""
+"""An observation on its way: uint8 [num_bytes], or None if the arrays lie elsewhere; and the rest."""
 
 ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose values are arrays of a known shape."""

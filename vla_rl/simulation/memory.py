@@ -9,7 +9,7 @@ _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 
 
 def private_mb(pid: int) -> float:
-    """Resident memory that the process shares with nobody, in MiB: what its end would give back; 0 where it is gone."""
+    """Resident memory that the process shares with nobody, in MiB: what its end would give back; 0 if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

@@ -121,7 +121,7 @@ class SimulatorPool:
     async def lease(self, episode: EpisodeSpec) -> AsyncIterator[LeasedEnv]:
         """An environment for this episode; leaving the context frees it, whatever state it is in.
 
-        Raises: EnvError where the environment cannot be built, or where simulators die one after the other.
+        Raises: EnvError if the environment cannot be built, or where simulators die one after the other.
         """
         seat, handle = await self._open_seat(episode)
         env = LeasedEnv(handle, episode)
@@ -231,7 +231,7 @@ class SimulatorPool:
             await bench.clear()
 
     async def _staff(self, bench: Bench) -> bool:
-        """Let a new process serve, with what the last one held; False where none can come, and the pool is over."""
+        """Let a new process serve, with what the last one held; False if none can come, and the pool is over."""
         process = await self._start(bench)
         if process is None:
             return False
@@ -242,7 +242,7 @@ class SimulatorPool:
         return True
 
     async def _start(self, bench: Bench) -> SimulatorProcess | None:
-        """The next process of the bench; None where the pool is over."""
+        """The next process of the bench; None if the pool is over."""
         num_envs = len(bench.seats)
         while self._failure is None:
             incarnation = next(bench.incarnations)

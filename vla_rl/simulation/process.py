@@ -56,7 +56,7 @@ class SimulatorProcess:
             num_envs: environments that will live in it.
             leniency: of the learned timeouts of all processes that belong together; None for a process of its own.
 
-        Raises: ActorDied where it does not come up in time; EnvError where an environment cannot be prepared;
+        Raises: ActorDied if it does not come up in time; EnvError where an environment cannot be prepared;
             ConfigError for an interpreter that will not do.
         """
         await cls.prepare(runtime, config, specs)
@@ -114,7 +114,7 @@ class SimulatorProcess:
         return self._death is None and self._runtime.info(self.worker).state == "running"
 
     def private_mb(self) -> float:
-        """Memory that the process holds for itself, in MiB; 0 where it is gone."""
+        """Memory that the process holds for itself, in MiB; 0 if it is gone."""
         return private_mb(self.pid)
 
     async def stop(self) -> None:

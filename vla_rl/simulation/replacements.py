@@ -22,7 +22,7 @@ class Replacements:
         self.counts: Counter[str] = Counter(dict.fromkeys(_CAUSES, 0))
 
     def cause(self, process: SimulatorProcess) -> str | None:
-        """Why the process must be replaced; None where it is good for another episode."""
+        """Why the process must be replaced; None if it is good for another episode."""
         config = self._config
         if not process.is_alive():
             return "frozen" if isinstance(process.death, ActorFrozen) else "died"
@@ -39,7 +39,7 @@ class Replacements:
         logger.info("simulator %s is replaced (%s) %s.", process.name, cause, told)
 
     def note_death(self, cause: str, death: ActorDied, now: float) -> bool:
-        """Count a process that died or froze at `now` (s); False where that is one more than chance explains."""
+        """Count a process that died or froze at `now` (s); False if that is one more than chance explains."""
         self.counts[cause] += 1
         logger.warning("a simulator is replaced: %s", death)
         return self._budget.spend(now)

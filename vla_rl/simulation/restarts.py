@@ -16,7 +16,7 @@ class RestartBudget:
         self._times: deque[float] = deque()
 
     def spend(self, now: float) -> bool:
-        """Note a restart at `now` (seconds, never going back); False where it is one too many."""
+        """Note a restart at `now` (seconds, never going back); False if it is one too many."""
         self._times.append(now)
         while self._times[0] <= now - self._window_s:
             self._times.popleft()

@@ -15,7 +15,7 @@ SpaceDescription: TypeAlias = dict[str, Any]
 """A space as nested dicts of plain values and arrays; `kind` names its class."""
 
 Check: TypeAlias = Callable[[Any], str | None]
-"""Says what is wrong with a value, as "<what it is>, expected <what it should be>"; None where nothing is."""
+"""Says what is wrong with a value, as "<what it is>, expected <what it should be>"; None if nothing is."""
 
 
 def describe_space(space: spaces.Space[Any]) -> SpaceDescription:
