@@ -1,9 +1,9 @@
-"""Simulators in processes of their own, played asynchronously: single handles, a pool for episodes, a vector env.
+"""Simulators in child processes, used asynchronously: single handles, a pool for episodes, a vector env.
 
     async with Runtime(name="main") as runtime, open_env(runtime, "vla_rl/toy_reach-v0") as env:
         observation, info = await env.reset(seed=0)
 
-Imports gymnasium and the actors, and no torch; nor does any simulator process.
+Imports gymnasium and the actors but no torch; neither does any simulator process.
 """
 
 from vla_rl.simulation.config import SimulatorConfig

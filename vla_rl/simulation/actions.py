@@ -1,4 +1,4 @@
-"""Actions are looked at before they leave: a wrong one is the caller's mistake and must not reach a simulator."""
+"""Check actions before they are sent: a wrong action is the caller's mistake and must not reach a simulator."""
 
 from operator import le
 from typing import Any
@@ -12,11 +12,11 @@ _SHORT = 32
 
 
 class ActionGate:
-    """Turns what a caller gives into what an action space takes, or says what is wrong with it.
+    """Converts a caller's action to a value of the action space, or raises an error that describes the mistake.
 
     Args:
-        space: of one control step.
-        env_id: how errors speak of the environment.
+        space: action space of one control step.
+        env_id: name of the environment in errors.
     """
 
     def __init__(self, space: spaces.Space[Any], env_id: str) -> None:
@@ -25,12 +25,12 @@ class ActionGate:
         self._dtype = space.dtype
         self._shape = space.shape or ()
         self._bounds: tuple[list[float], list[float]] | None = None
-        """Of a short vector, whose numbers are looked at faster as Python's own."""
+        """Bounds of a short vector, which is checked faster as Python numbers."""
         if self._box is not None and len(self._shape) == 1 and self._shape[0] <= _SHORT:
             self._bounds = self._box.low.tolist(), self._box.high.tolist()
 
     def one(self, action: Any) -> Any:
-        """An action of one control step. Raises: ValueError saying what is wrong with it."""
+        """Check an action of one control step. Raises: ValueError describing the mistake."""
         if self._box is not None:
             if self._bounds is not None and type(action) is np.ndarray and action.dtype is self._dtype:
                 low, high = self._bounds
@@ -47,7 +47,7 @@ class ActionGate:
         return action
 
     def packed_rows(self, actions: Any) -> list[Any] | None:
-        """What travels of each row, looked at together; None if they must be looked at one by one."""
+        """Check all rows at once; return the packed form of each, or None if they must be checked one by one."""
         box = self._box
         if box is None or type(actions) is not np.ndarray or actions.dtype is not self._dtype:
             return None
@@ -56,23 +56,24 @@ class ActionGate:
         return [row.tobytes() for row in actions]
 
     def pack(self, action: Any) -> Any:
-        """What travels of an action that was let through: of a Box its bytes alone, since the other end knows the rest."""
+        """Return the form of a checked action for sending: for a Box only its bytes, since the receiver knows shape and
+        dtype."""
         return action.tobytes() if self._box is not None else action
 
     def unpack(self, packed: Any) -> Any:
-        """The action that `pack` was given; read-only."""
+        """Return the action that was given to `pack`; read-only."""
         return np.ndarray(self._shape, self._dtype, packed) if self._box is not None else packed
 
     def chunk(self, actions: Any) -> np.ndarray:
-        """Rows of actions, [H, *shape] with H >= 1. Raises: ValueError saying what is wrong with them."""
+        """Check rows of actions, [H, *shape] with H >= 1. Raises: ValueError describing the mistake."""
         if self._box is None:
-            raise ValueError(f"{self._env_id} takes actions of {self._space}; only those of a Box come in chunks.")
+            raise ValueError(f"{self._env_id} takes actions of {self._space}; action chunks need a Box space.")
         array = np.asarray(actions)
         if array.ndim != len(self._shape) + 1 or len(array) < 1:
             shape = ", ".join(["H", *map(str, self._shape)])
             raise ValueError(
                 f"action chunk for {self._env_id} is {spell(array)}, expected {self._dtype} [{shape}] with H >= 1 rows; "
-                "one row alone goes to `step`."
+                "pass a single action to `step`."
             )
         return self._in_box(self._box, array, (len(array), *self._shape), "action chunk")
 

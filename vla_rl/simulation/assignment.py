@@ -1,7 +1,7 @@
-"""Which episode gets which simulator: a plain class with no task and no clock, driven by the pool.
+"""Assign simulators to episodes: a plain class with no task and no clock, driven by the pool.
 
-A simulator that has already built the environment of an episode saves its set-up, often seconds. So an episode prefers such
-a simulator, and a free simulator such an episode; but nobody is passed over more than `patience` times for that.
+A simulator that has already built the environment of an episode saves its set-up, often seconds. So an episode prefers
+such a simulator, and a free simulator prefers such an episode; but no request is passed over more than `patience` times.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ class Assignment(Generic[Simulator, Request]):
     """Idle simulators on one side, waiting requests on the other; at any time at least one side is empty.
 
     Args:
-        patience: how often the oldest request lets a younger one go first because that one fits the free simulator.
+        patience: how often the oldest request may be passed over by a younger one that fits the free simulator.
     """
 
     def __init__(self, patience: int) -> None:
@@ -28,18 +28,18 @@ class Assignment(Generic[Simulator, Request]):
 
     @property
     def num_idle(self) -> int:
-        """Simulators that wait for a request."""
+        """Number of simulators that wait for a request."""
         return len(self._idle)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a simulator."""
+        """Number of requests that wait for a simulator."""
         return len(self._waiting)
 
     def ask(self, request: Request, spec: EnvSpec) -> Simulator | None:
-        """A simulator for the request, now taken: one that holds `spec`, else an empty one, else the longest idle.
+        """Take a simulator for the request: one that holds `spec`, else an empty one, else the longest idle.
 
-        None if all are busy; `offer` will give the request back when its turn has come.
+        Return None if all are busy; `offer` then returns the request when its turn has come.
         """
         if not self._idle:
             self._waiting.append((request, spec))
@@ -50,7 +50,7 @@ class Assignment(Generic[Simulator, Request]):
         return self._idle.pop(index)[0]
 
     def offer(self, simulator: Simulator, held: EnvSpec | None) -> Request | None:
-        """The waiting request that a free simulator is for, now off the list; None keeps the simulator idle."""
+        """Return the waiting request for a free simulator and remove it from the list; None keeps the simulator idle."""
         if not self._waiting:
             self._idle.append((simulator, held))
             return None
@@ -61,13 +61,13 @@ class Assignment(Generic[Simulator, Request]):
         return request
 
     def withdraw(self, request: Request) -> None:
-        """Take a request that no longer waits off the list."""
+        """Remove a request that no longer waits from the list."""
         waiting = next((entry for entry in self._waiting if entry[0] is request), None)
         if waiting is not None:
             self._waiting.remove(waiting)
 
     def withdraw_all(self) -> list[Request]:
-        """Take all waiting requests off the list."""
+        """Remove all waiting requests from the list."""
         requests = [request for request, _ in self._waiting]
         self._waiting.clear()
         return requests

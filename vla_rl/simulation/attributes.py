@@ -1,6 +1,6 @@
-"""Attributes and methods of an environment in another process: what they give, as plain values on the way.
+"""Attributes and methods of an environment in another process: their values as plain values for sending.
 
-A tuple, which a message would make a list, and a gymnasium space are marked, so that they arrive as what they were.
+Tuples, which a message would turn into lists, and gymnasium spaces are marked, so that they arrive unchanged.
 """
 
 from typing import Any
@@ -13,17 +13,17 @@ from vla_rl.simulation.spaces import build_space, describe_space
 
 
 def call(env: gymnasium.Env[Any, Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """What the method `name` gives, or the attribute, as `SyncVectorEnv.call` does it; marked for its way.
+    """Return the marked result of the method `name`, or the marked attribute, as `SyncVectorEnv.call` does.
 
-    Raises: AttributeError if neither the environment nor a wrapper has it; TypeError for what cannot travel; whatever the
-    method raises.
+    Raises: AttributeError if neither the environment nor a wrapper has it; TypeError for a value that cannot be sent; any
+    error of the method.
     """
     found: Any = env.get_wrapper_attr(name)
     return marked(found(*args, **kwargs) if callable(found) else found, name)
 
 
 def marked(value: Any, name: str) -> list[Any]:
-    """A value for its way to another process; `unmarked` gives it back. Raises: TypeError for what cannot travel."""
+    """Mark a value for sending to another process; `unmarked` restores it. Raises: TypeError for what cannot be sent."""
     if isinstance(value, spaces.Space):
         return ["space", describe_space(value)]
     if isinstance(value, list | tuple):
@@ -35,7 +35,7 @@ def marked(value: Any, name: str) -> list[Any]:
 
 
 def unmarked(value: list[Any]) -> Any:
-    """What `marked` was given."""
+    """Return the value that was given to `marked`."""
     kind, content = value
     match kind:
         case "space":

@@ -1,4 +1,4 @@
-"""Observations of several environments side by side, in memory that their processes write into."""
+"""Observations of several environments in one batch, in memory that their processes write into."""
 
 import mmap
 import os
@@ -11,19 +11,19 @@ from gymnasium import spaces
 from vla_rl.simulation.layout import ObservationLayout, Others
 
 NUM_BATCHES = 4
-"""Batches that can be handed out or written at the same time before one has to be copied."""
+"""Batches that can be in use or written at the same time before one has to be copied."""
 
 
 class SharedBatch:
-    """Row i is the newest observation of environment i; laid out as gymnasium's `batch_space` says.
+    """Row i is the newest observation of environment i, in the layout of gymnasium's `batch_space`.
 
-    Arrays of one shape lie in memory that the simulators open by `path` and write row by row; anything else comes by
-    `put`. Whole numbers are stacked, texts become a tuple. The memory has room for several batches; the simulators
-    write into the one of number `current`.
+    Arrays of one shape are in memory that the simulators open by `path` and write row by row; all other values arrive by
+    `put`. Whole numbers are stacked, texts become a tuple. The memory has room for several batches; the simulators write
+    into batch number `current`.
 
     Args:
-        layout: of one environment.
-        num_envs: rows.
+        layout: layout of one environment's observation.
+        num_envs: number of rows.
     """
 
     def __init__(self, layout: ObservationLayout, num_envs: int) -> None:
@@ -37,48 +37,48 @@ class SharedBatch:
         self._others: list[Others] = [[None for _ in layout.others] for _ in range(num_envs)]
         self._free = deque(range(1, NUM_BATCHES))
         self.current = self._last_given = 0
-        """The first batch is never given away."""
+        """Number of the batch being written, and of the one given last; batch 0 is never given away."""
 
     @property
     def path(self) -> str:
-        """By which a process of this user opens the memory, until `close`."""
+        """Path by which a process of this user opens the memory, until `close`."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
-        """No further process can open the memory; it lives for as long as somebody reads it."""
+        """Let no further process open the memory; it exists as long as a process or an array uses it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def put(self, index: int, others: Others) -> None:
-        """What is no array, of one environment."""
+        """Store the values of one environment that are not arrays."""
         if others:
             self._others[index] = others
 
     def row(self, index: int) -> Any:
-        """The observation of one environment, in memory of its own."""
+        """Return a copy of one environment's observation."""
         arrays = self._layout.places(self._batches[self.current], self._num_envs)
         return self._layout.assemble([array[index, ...].copy() for array in arrays], self._others[index])
 
     def get(self) -> Any:
-        """The first batch, for as long as no page is turned; its arrays are the ones that later rows are written into."""
+        """Return batch 0, valid until `turn_page`; later rows are written into its arrays."""
         return self._layout.assemble(self._arrays, self._columns())
 
     def turn_page(self) -> None:
-        """Have all rows that come from here on written into a batch that `give` can give away, where one is free."""
+        """Have later rows written into a batch that `give` can give away, if one is free."""
         if self.current == 0 and self._free:
             self.current = self._free.pop()
 
     def keep_rows(self) -> None:
-        """Have the rows that are not written from here on be those of the batch that was given last."""
-        if self.current != 0:  # what was written there was never given
+        """Keep the rows of the batch that was given last, except those that are written from now on."""
+        if self.current != 0:  # its content was never given away
             self._free.append(self.current)
             self.current = 0
         if self._last_given != 0:
             np.copyto(self._batches[0], self._batches[self._last_given])
 
     def give(self) -> Any:
-        """The batch as its receiver's own. Its memory is written again only when the last array over it is gone."""
+        """Return the batch, owned by its receiver. Its memory is written again only when its last array is gone."""
         number, self.current = self.current, 0
         self._last_given = number
         if number == 0:
@@ -102,12 +102,12 @@ class SharedBatch:
 
 
 class _Lease(np.ndarray):
-    """The base of the arrays of one batch that was given away: when the last of them is gone, it is free again."""
+    """The base of the arrays of a batch that was given away: when the last of them is gone, the batch is free again."""
 
     _number: int
     _free: deque[int]
 
     def __del__(self) -> None:
-        free = getattr(self, "_free", None)  # a view of a lease is none
+        free = getattr(self, "_free", None)  # a view of a lease is not a lease
         if free is not None:
             free.append(self._number)

@@ -1,6 +1,6 @@
-"""A gymnasium environment held to what it declares, with every fault of its code named as its own.
+"""A gymnasium environment whose outputs are checked against its spaces; each fault of its code is reported as its own.
 
-Used inside the simulator's process; knows nothing of processes or asyncio.
+Used inside the simulator's process; knows nothing about processes or asyncio.
 """
 
 import math
@@ -31,7 +31,7 @@ from vla_rl.types import ChunkOutcome, EnvSpec, Info
 
 
 class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What an environment takes, gives and can do, as plain values."""
+    """Spaces and abilities of an environment, as plain values."""
 
     observation_space: SpaceDescription
     action_space: SpaceDescription
@@ -40,18 +40,18 @@ class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     render_mode: str | None
     render_key: str | None
-    """Key of the picture of the observation that `render` gives too; None if the environment does not say."""
+    """Key of the image in the observation that `render` also returns; None if the environment does not declare it."""
 
     metadata: dict[str, Any]
 
     wrapper_classes: frozenset[str] = frozenset()
-    """`module:name` of each wrapper's class, and of the classes that it is derived from."""
+    """`module:name` of each wrapper's class and of its base classes."""
 
 
 class CheckedEnv:
-    """One environment built from its spec. Every method raises `EnvError` for a fault of the environment.
+    """One environment built from its spec. Each method raises `EnvError` for a fault of the environment.
 
-    Each observation is checked for kind, shape and dtype, the first one of an episode for the range of every number too.
+    Each observation is checked for kind, shape and dtype, the first one of an episode also for the range of each number.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -83,7 +83,7 @@ class CheckedEnv:
             raise self._fault("could not be made", error) from error
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Info]:
-        """Begin an episode."""
+        """Begin an episode; return the observation and the info."""
         self._was_reset = True
         self._num_steps = 0
         try:
@@ -98,7 +98,7 @@ class CheckedEnv:
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
-        """Run one control step."""
+        """Run one control step; return observation, reward, terminated, truncated, info."""
         if self._takes_tuples:
             action = with_tuples(self._env.action_space, action)
         try:
@@ -129,7 +129,7 @@ class CheckedEnv:
     def step_chunk(self, actions: np.ndarray, frames_every: int | None = None) -> ChunkOutcome:
         """Run the rows until they are done or the episode ends; the observation after the last one is checked.
 
-        Every `frames_every`-th control step since the reset (or `set_state`) leaves a frame.
+        A frame is kept after each `frames_every`-th control step since the reset (or `set_state`).
         """
         try:
             answer = run_chunk(self._env, actions, frames_every=frames_every, num_steps_before=self._num_steps)
@@ -152,7 +152,7 @@ class CheckedEnv:
         )
 
     def render(self) -> Any:
-        """What the environment's render gives: a picture in the mode "rgb_array"."""
+        """Return what the environment's render returns: an image in the mode "rgb_array"."""
         try:
             return as_plain(self._env.render(), "the picture")
         except Exception as error:
@@ -167,7 +167,7 @@ class CheckedEnv:
         self._env.set_wrapper_attr(name, value)
 
     def get_state(self) -> Any:
-        """The simulator's state as plain values. Raises: TypeError if the environment offers none."""
+        """Return the simulator's state as plain values. Raises: TypeError if the environment does not support it."""
         self._require_state()
         try:
             return as_plain(self._simulator.get_state(), "the state")
@@ -175,10 +175,10 @@ class CheckedEnv:
             raise self._fault("get_state raised", error) from error
 
     def set_state(self, state: Any) -> Any:
-        """Go on from `state`; gives the observation there."""
+        """Continue from `state`; return the observation there."""
         self._require_state()
         try:
-            if not self._was_reset:  # wrappers insist on a reset before the first step
+            if not self._was_reset:  # wrappers require a reset before the first step
                 self._env.reset()
                 self._was_reset = True
             observation = self._simulator.set_state(state)
@@ -196,10 +196,10 @@ class CheckedEnv:
 
     def _require_state(self) -> None:
         if not self.description.has_state:
-            raise TypeError(f"{self.spec.id} offers no get_state and set_state on its unwrapped class.")
+            raise TypeError(f"{self.spec.id} has no get_state and set_state on its unwrapped class.")
 
     def _valid(self, method: str, observation: Any) -> Any:
-        """The observation as plain values. Raises: EnvError if it is not what the space declares."""
+        """Return the observation as plain values. Raises: EnvError if it is not what the space declares."""
         if (problem := self._wrong(observation)) is not None:
             raise self._broken(method, problem)
         return observation if self._is_plain else as_plain(observation, "observation")
@@ -212,20 +212,20 @@ class CheckedEnv:
         try:
             plain: Info = as_plain(info, "info")
         except TypeError as error:
-            raise EnvError(f"{self.spec.id}: {method} returned an info that cannot travel: {error}.") from None
+            raise EnvError(f"{self.spec.id}: {method} returned an info that cannot be sent: {error}.") from None
         return plain
 
     def _broken(self, method: str, problem: str) -> EnvError:
         return EnvError(f"{self.spec.id}: {method} returned {problem}; its spaces must say what it really returns.")
 
     def _fault(self, what: str, error: Exception) -> EnvError:
-        """Whatever the environment's code raises is its own fault; the traceback is that of the cause."""
+        """Describe an error of the environment's code as its own fault; the traceback is that of the cause."""
         arguments = f" with {self.spec.kwargs}" if self.spec.kwargs else ""
         return EnvError(f"{self.spec.id}{arguments} {what}: {error!r}")
 
 
 def _render_key_of(env: gymnasium.Env[Any, Any]) -> str | None:
-    """`render_key` of the unwrapped class. Raises: ValueError if the observation has no such key."""
+    """Return `render_key` of the unwrapped class. Raises: ValueError if the observation has no such key."""
     key: str | None = getattr(env.unwrapped, "render_key", None)
     keys = sorted(env.observation_space) if isinstance(env.observation_space, spaces.Dict) else []
     if key is not None and key not in keys:

@@ -1,4 +1,4 @@
-"""An environment in another process, in the asynchronous form of what everybody knows."""
+"""An environment in another process, with asynchronous versions of gymnasium's methods."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,9 +25,9 @@ class EnvHandle:
         observation, info = await env.reset(seed=7)
         observation, reward, terminated, truncated, info = await env.step(action)
 
-    Arrays in observations lie in memory shared with the simulator and are read-only; each stays as it is for as long as it
-    is referred to. Raises `ActorDied` (`ActorFrozen`) if the process dies (does not answer in time), `EnvError` where
-    the environment breaks its contract, `ValueError` for an action that its space does not have.
+    Arrays in observations are in memory shared with the simulator and read-only; each stays unchanged as long as it is
+    referenced. Raises `ActorDied` if the process dies (`ActorFrozen` if it does not answer in time), `EnvError` if the
+    environment breaks its contract, `ValueError` for an action outside its space.
     """
 
     def __init__(self, simulator: Simulator, spec: EnvSpec, description: EnvDescription) -> None:
@@ -43,13 +43,13 @@ class EnvHandle:
         self._is_closed = False
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
-        """Begin an episode: observation and info."""
+        """Begin an episode; return the observation and the info."""
         self._require_open()
         packed, info = await self._simulator.reset(seed, options)
         return self._read(packed), info
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
-        """Run one control step: observation, reward, terminated, truncated, info."""
+        """Run one control step; return observation, reward, terminated, truncated, info."""
         if self._is_closed:
             self._require_open()
         action = self._gate.pack(self._gate.one(action))
@@ -63,8 +63,8 @@ class EnvHandle:
     async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
         """Run the rows of [H, D] open loop until they are done or the episode ends; one message each way.
 
-        `frames_every` = k: `ChunkOutcome.frames` has what the environment renders after every k-th control step of the
-        episode; it must have been made with `render_mode="rgb_array"`.
+        `frames_every` = k: `ChunkOutcome.frames` contains what the environment renders after each k-th control step of
+        the episode; the environment must have been made with `render_mode="rgb_array"`.
         """
         self._require_open()
         actions = self._gate.chunk(actions)
@@ -81,29 +81,29 @@ class EnvHandle:
         )
 
     async def render(self) -> Any:
-        """What the environment's render gives: a picture where `render_mode` is "rgb_array"."""
+        """Return what the environment's render returns: an image if `render_mode` is "rgb_array"."""
         self._require_open()
         return await self._simulator.ask(self._worker.render(self._index))
 
     async def get_state(self) -> Any:
-        """The simulator's state as plain values, to be kept, moved and restored."""
+        """Return the simulator's state as plain values, which can be stored, sent and restored."""
         self._require_open()
         return await self._simulator.ask(self._worker.get_state(self._index))
 
     async def set_state(self, state: Any) -> Any:
-        """Go on from a state got here or from the same environment elsewhere; the observation there."""
+        """Continue from a state of this environment or of the same one elsewhere; return the observation there."""
         self._require_open()
         return self._read(await self._simulator.ask(self._worker.set_state(self._index, state)))
 
     async def close(self) -> None:
-        """Close the environment, and end its process where no other one shares it. Closing again does nothing."""
+        """Close the environment, and end its process unless others share it. Closing again does nothing."""
         if not self._is_closed:
             self._is_closed = True
             await self._simulator.close()
 
     def _read(self, packed: Packed) -> Any:
         block, others = packed
-        assert block is not None, "a simulator that is played by a handle writes into no batch"
+        assert block is not None, "a simulator used by a handle does not write into a batch"
         return self._layout.read(block, others)
 
     def _require_open(self) -> None:
@@ -115,18 +115,18 @@ class EnvHandle:
 async def open_env(
     runtime: Runtime, env: EnvSpec | str, config: SimulatorConfig | None = None, *, name: str | None = None
 ) -> AsyncIterator[EnvHandle]:
-    """Play one environment in a process of its own; the process ends with the context.
+    """Open one environment in a process of its own; the process ends with the context.
 
         async with Runtime(name="main") as runtime, open_env(runtime, "vla_rl/toy_reach-v0") as env:
             observation, info = await env.reset(seed=0)
 
     Args:
         runtime: owns the process.
-        env: a spec, or the id alone.
-        config: timeouts and environment variables; how many, and how many to a process, does not matter.
-        name: of the process, in errors and logs.
+        env: a spec, or only the id.
+        config: timeouts and environment variables; the numbers of simulators and processes are ignored.
+        name: name of the process in errors and logs.
 
-    Raises: EnvError if the environment cannot be built, ActorDied where the process does not come up.
+    Raises: EnvError if the environment cannot be built, ActorDied if the process does not come up.
     """
     spec = EnvSpec(id=env) if isinstance(env, str) else env
     process = await SimulatorProcess.start(

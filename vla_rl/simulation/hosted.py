@@ -1,6 +1,6 @@
-"""One environment inside a simulator's process: built, kept for as long as the same one is wanted, given up where it broke.
+"""One environment inside a simulator's process: built, kept while the same one is wanted, closed if it is broken.
 
-Knows nothing of messages; what it gives is packed for them.
+Knows nothing about messages; its results are packed for them.
 """
 
 import sys
@@ -18,14 +18,15 @@ from vla_rl.simulation.spaces import build_space
 from vla_rl.types import EnvSpec, Info
 
 PackedStep: TypeAlias = tuple[Packed, float, bool, bool, Info]
-"""A control step on its way: observation, reward, terminated, truncated, info."""
+"""A control step for sending: observation, reward, terminated, truncated, info."""
 
 PackedChunk: TypeAlias = tuple[Packed, np.ndarray, bool, bool, Info, np.ndarray | None]
-"""A chunk on its way: the fields of a `ChunkOutcome`, in order."""
+"""A chunk for sending: the fields of a `ChunkOutcome`, in order."""
 
 
 class HostedEnv:
-    """Every method raises `EnvError` for a fault of the environment. It is closed then; the next `open` builds it anew."""
+    """One environment and its packer. Methods raise `EnvError` for a fault of it, and close it; `open` then builds it
+    anew."""
 
     def __init__(self) -> None:
         self._env: CheckedEnv | None = None
@@ -34,7 +35,7 @@ class HostedEnv:
         self._gate = ActionGate(spaces.Dict(), "no environment")
 
     def open(self, spec: EnvSpec) -> EnvDescription:
-        """Build the environment, unless it is the one already here."""
+        """Build the environment, unless it is already open."""
         if self._env is None or self._env.spec != spec:
             self.close()
             self._env = CheckedEnv(spec)
@@ -45,7 +46,7 @@ class HostedEnv:
         return self._env.description
 
     def write_rows(self, path: str, index: int, num_rows: int) -> None:
-        """From now on write observations into the rows `index` of a shared batch, until another environment is opened."""
+        """Write observations into row `index` of a shared batch, until another environment is opened."""
         self._packer = RowPacker(self._layout, path, index, num_rows)
 
     def reset(self, seed: int | None, options: dict[str, Any] | None, batch: int) -> tuple[Packed, Info]:
@@ -78,7 +79,7 @@ class HostedEnv:
         return packed, outcome.rewards, outcome.terminated, outcome.truncated, outcome.info, outcome.frames
 
     def render(self) -> Any:
-        """What the environment's render gives."""
+        """Return what the environment's render returns."""
         try:
             return self._opened().render()
         except EnvError:
@@ -86,7 +87,7 @@ class HostedEnv:
             raise
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """See `attributes.call`. An error of the method is its caller's, and the environment stays."""
+        """Call a method as `attributes.call`. Its errors are the caller's, so the environment stays open."""
         return self._opened().call(name, args, kwargs)
 
     def set_attr(self, name: str, value: Any) -> None:
@@ -94,7 +95,7 @@ class HostedEnv:
         self._opened().set_attr(name, value)
 
     def get_state(self) -> Any:
-        """The simulator's state as plain values."""
+        """Return the simulator's state as plain values."""
         try:
             return self._opened().get_state()
         except EnvError:
@@ -102,7 +103,7 @@ class HostedEnv:
             raise
 
     def set_state(self, state: Any) -> Packed:
-        """Go on from a state that was got here or elsewhere."""
+        """Continue from a state of this or another process; return the observation there."""
         try:
             return self._packer.pack(self._opened().set_state(state))
         except EnvError:
@@ -110,7 +111,7 @@ class HostedEnv:
             raise
 
     def close(self) -> None:
-        """Close the environment, where there is one."""
+        """Close the environment, if one is open."""
         env, self._env = self._env, None
         if env is not None:
             env.close()
@@ -121,7 +122,7 @@ class HostedEnv:
         return self._env
 
     def _abandon(self) -> None:
-        """Close what is broken already: its first fault counts, a second one on the way out is only told."""
+        """Close a broken environment; its first fault counts, so a second one while closing is only printed."""
         try:
             self.close()
         except EnvError as error:

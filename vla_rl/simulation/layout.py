@@ -1,6 +1,6 @@
-"""Observations of one space as one block of bytes and the rest: known on both ends, so that neither walks the space again.
+"""Observations of one space as one block of bytes and a list of other values; both ends derive the layout from the space.
 
-The arrays lie in the block one behind the other, as fields of one record; what is no array (texts, whole numbers) is a
+The arrays are consecutive fields of one record in the block; values that are not arrays (texts, whole numbers) are in a
 short list beside it.
 """
 
@@ -12,13 +12,13 @@ from gymnasium import spaces
 
 _ALIGNMENT = 64
 _IN_PLACE_FROM = 4096
-"""Smaller arrays are copied out of a block: whoever keeps one of them should not hold the whole block."""
+"""Arrays of fewer bytes are copied out of a block, so that keeping one does not keep the whole block."""
 
 Others: TypeAlias = list[Any]
-"""What is no array, in the order of the space."""
+"""Values that are not arrays, in the order of the space."""
 
 Packed: TypeAlias = tuple[np.ndarray | None, Others]
-"""An observation on its way: uint8 [num_bytes], or None if the arrays lie elsewhere; and the rest."""
+"""An observation for sending: uint8 [num_bytes], or None if the arrays are elsewhere; and the other values."""
 
 ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose values are arrays of a known shape."""
@@ -28,10 +28,10 @@ _Build: TypeAlias = Callable[[Iterator[np.ndarray], Iterator[Any]], Any]
 
 
 class ObservationLayout:
-    """Takes observations of one space apart and puts them together.
+    """Splits observations of one space into arrays and other values, and assembles them.
 
     Args:
-        space: of the observation.
+        space: space of the observation.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
@@ -44,19 +44,20 @@ class ObservationLayout:
         self.num_bytes = self._record.itemsize
         self._parts = [_part_of(self._record, name) for name in self._fields]
         self._keys = [*space.spaces] if isinstance(space, spaces.Dict) and _holds_only_arrays(space) else None
-        """Where the observation is a dict of arrays alone: the shortest way, and the most frequent one."""
+        """Keys of an observation that is a dict of arrays only: the most frequent case, with a faster path. Else None."""
 
     def places(self, block: Any, num_rows: int | None = None) -> list[np.ndarray]:
-        """Where each array lies in a block of `num_bytes`; with `num_rows`, [num_rows, ...] in `batch_bytes` of them."""
+        """Return the views of the arrays in a block of `num_bytes`; with `num_rows`, [num_rows, ...] in one of
+        `batch_bytes`."""
         record: np.ndarray = np.ndarray((), self._of_rows(num_rows), block)
         return [record[name] for name in self._fields]
 
     def batch_bytes(self, num_rows: int) -> int:
-        """Size of a block with that many observations."""
+        """Return the size in bytes of a block with `num_rows` observations."""
         return self._of_rows(num_rows).itemsize
 
     def write(self, observation: Any, places: list[np.ndarray]) -> Others:
-        """Copy the arrays of a checked observation to their places; gives the rest."""
+        """Copy the arrays of a checked observation to their places; return the other values."""
         if self._keys is not None:
             for key, place in zip(self._keys, places, strict=True):
                 place[...] = observation[key]
@@ -69,7 +70,7 @@ class ObservationLayout:
         return others
 
     def read(self, block: np.ndarray, others: Others) -> Any:
-        """The observation. Its large arrays are views of the block; the small ones are copied, and read-only too."""
+        """Return the observation. Its large arrays are views of the block; the small ones are read-only copies."""
         record: np.ndarray = np.ndarray((), self._record, block)
         content = block.data
         arrays: list[np.ndarray] = [
@@ -77,11 +78,11 @@ class ObservationLayout:
             for name, in_place, shape, dtype, begin, end in self._parts
         ]
         if self._keys is not None:
-            return dict(zip(self._keys, arrays))  # noqa: B905  # as many, and this is faster
+            return dict(zip(self._keys, arrays))  # noqa: B905  # equal lengths, and this is faster
         return self._build(iter(arrays), iter(others))
 
     def assemble(self, arrays: list[Any], others: list[Any]) -> Any:
-        """An observation, or a batch of them, of its parts."""
+        """Assemble an observation, or a batch of them, from its parts."""
         if self._keys is not None:
             return dict(zip(self._keys, arrays, strict=True))
         return self._build(iter(arrays), iter(others))
@@ -94,7 +95,7 @@ class ObservationLayout:
         return self._records[num_rows]
 
     def _compile(self, space: spaces.Space[Any]) -> tuple[_Take, _Build]:
-        """Functions that take apart and build one part of the space; each array and other is listed on the way."""
+        """Return functions that split and build one part of the space; each array and other value is listed on the way."""
         if isinstance(space, spaces.Dict):
             return self._compile_dict(space)
         if isinstance(space, spaces.Tuple):
@@ -129,7 +130,7 @@ class ObservationLayout:
 
 
 def _record_of(array_spaces: list[spaces.Space[Any]], names: list[str], num_rows: int | None) -> np.dtype[Any]:
-    """A record with one field for each array, [num_rows, ...] where a number is given."""
+    """Return a record dtype with one field for each array, [num_rows, ...] if a number is given."""
     rows = () if num_rows is None else (num_rows,)
     formats = [np.dtype((space.dtype, (*rows, *(space.shape or ())))) for space in array_spaces]
     offsets, end = [], 0
@@ -140,7 +141,7 @@ def _record_of(array_spaces: list[spaces.Space[Any]], names: list[str], num_rows
 
 
 def _part_of(record: np.dtype[Any], name: str) -> tuple[str, bool, tuple[int, ...], np.dtype[Any], int, int]:
-    """Name, whether it is read in place, shape and dtype of one array, and the bytes of the block in which it lies."""
+    """Return name, whether it is read in place, shape, dtype, and begin and end (bytes) of one array in the block."""
     assert record.fields is not None
     part, begin = record.fields[name][:2]
     in_place = part.itemsize >= _IN_PLACE_FROM

@@ -1,11 +1,12 @@
-"""Timeouts that a simulator process sets by its own earlier calls: plain classes with no task and no clock.
+"""Timeouts that a simulator process learns from its own earlier calls: plain classes with no task and no clock.
 
     timeout of a call = max(floor, factor * slowest call so far, per control step * control steps of the call)
 
-`step_timeout_s` and `reset_timeout_s` have to hold for the slowest simulator, and a step that never returns would cost them
-in full. A process that has answered often enough shows what it needs. A timeout that fires may nevertheless be wrong, such
-as for a rare step that loads a new map, or because the whole machine stood still; so it makes all timeouts of the pool four
-times as long, those of calls under way too, until they reach the configured ones: an episode that is run again gets through.
+`step_timeout_s` and `reset_timeout_s` have to suffice for the slowest simulator, and a step that never returns would cost
+all of that time. A process that has answered often enough shows what it needs. A timeout that fires may still be wrong,
+such as for a rare step that loads a new map, or if the whole machine stood still. So it makes all timeouts of the pool
+four times as long, also those of running calls, until they reach the configured ones: a repeated episode then gets
+through.
 """
 
 import logging
@@ -16,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 ENOUGH_STEPS: Final = 50
 ENOUGH_RESETS: Final = 5
-"""Calls from which a timeout is learnt; until then the configured one holds."""
+"""Calls from which a timeout is learned; before that the configured one holds."""
 
 REMEMBERED: Final = 200
-"""The slowest of at least this many calls counts, so that the first ones, in which code is compiled and pictures are drawn
-for the first time, do not count for ever."""
+"""The slowest of at least this many calls counts, so that the first ones, which compile code and render for the first
+time, do not count for ever."""
 
 _LONGER: Final = 4.0
 
@@ -38,7 +39,7 @@ class Leniency:
         self._times = 1.0
 
     def timeout_s(self, slowest_s: float) -> float | None:
-        """Longest time for work that took `slowest_s` at the most until now; None if nothing is learnt."""
+        """Return the longest time (s) for work that took at most `slowest_s` so far; None if nothing is learned."""
         if self.factor is None:
             return None
         timeout_s = self.factor * slowest_s
@@ -49,7 +50,7 @@ class Leniency:
         self._times *= _LONGER
 
     def describe(self) -> str:
-        """Say how a timeout follows from what was seen."""
+        """Describe how a timeout follows from the measurements."""
         longer = f" {self._times:g} times that, as others have fired before;" if self._times > 1.0 else ""
         return f"learned_timeout_factor is {self.factor:g}, learned_timeout_floor_s {self.floor_s:g};{longer}"
 
@@ -58,9 +59,9 @@ class LearnedTimeout:
     """Timeout of one kind of call to one process.
 
     Args:
-        process: its name, for the log.
-        unit: what the calls consist of, in the singular.
-        enough: calls from which it learns.
+        process: name of the process, for the log.
+        unit: name of one unit of work, in the singular.
+        enough: number of calls from which it learns.
         leniency: shared by all processes of a pool.
     """
 
@@ -69,21 +70,21 @@ class LearnedTimeout:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew: the process runs another environment from now on."""
+        """Start again: the process runs another environment from now on."""
         self._num_seen = 0
         self._slowest_s = self._slowest_before_s = 0.0
 
     @property
     def slowest_s(self) -> float:
-        """Longest time that one unit took, in the last `REMEMBERED` calls or more."""
+        """Longest time of one unit (s), in the last `REMEMBERED` calls or more."""
         return self._slowest_s if self._slowest_s > self._slowest_before_s else self._slowest_before_s
 
     def timeout_s(self, num_units: int) -> float | None:
-        """Longest time for a call of so many units; None if too few were seen, or none is to be learnt."""
+        """Return the longest time (s) for a call of `num_units`; None if too few calls were seen, or learning is off."""
         return None if self._num_seen < self._enough else self._leniency.timeout_s(self.slowest_s * num_units)
 
     def note(self, num_units: int, seconds: float) -> None:
-        """Learn from a call of `num_units` that took `seconds`, the wait behind other calls not counted."""
+        """Learn from a call of `num_units` that took `seconds`, without the wait behind other calls."""
         self._num_seen += 1
         if self._num_seen % REMEMBERED == 0:
             self._slowest_before_s, self._slowest_s = self._slowest_s, 0.0
@@ -95,7 +96,7 @@ class LearnedTimeout:
             )
 
     def note_overdue(self, num_units: int) -> str:
-        """Take note that a call was not answered in time; gives the reason for that time, for the error."""
+        """Record that a call was not answered in time; return the reason for that timeout, for the error message."""
         why = self._why()
         self._leniency.note_overdue()
         return why
@@ -109,7 +110,7 @@ class CallTimeout:
 
     Args:
         timeout: shared by endpoints whose calls consist of the same units.
-        num_units: how many a call with these arguments has.
+        num_units: returns the units of a call with these arguments.
     """
 
     def __init__(self, timeout: LearnedTimeout, num_units: Callable[[tuple[Any, ...]], int]) -> None:
@@ -131,6 +132,6 @@ class LearnedTimeouts:
         }
 
     def forget(self) -> None:
-        """Begin anew: one of the environments in the process is another one from now on."""
+        """Start again: one of the environments in the process is another one from now on."""
         self._step.forget()
         self._reset.forget()

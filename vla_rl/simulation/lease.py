@@ -1,4 +1,4 @@
-"""An environment leased for one episode: what an agent is handed."""
+"""An environment leased to an agent for one episode."""
 
 from collections.abc import Coroutine
 from typing import Any
@@ -12,8 +12,8 @@ from vla_rl.types import ChunkOutcome, EpisodeSpec, Info, Observation
 class LeasedEnv:
     """One environment, bound to the task, start and seed of one episode. Implements `vla_rl.types.Env`.
 
-    Its methods are to be awaited. After the lease they raise `RuntimeError`: the simulator may be playing somebody else's
-    episode by then.
+    Await its methods. After the lease they raise `RuntimeError`, because the simulator may be running another episode by
+    then.
     """
 
     def __init__(self, handle: EnvHandle, episode: EpisodeSpec) -> None:
@@ -22,15 +22,15 @@ class LeasedEnv:
 
     @property
     def episode(self) -> EpisodeSpec:
-        """The episode this lease is for."""
+        """The episode of this lease."""
         return self._episode
 
     @property
     def handle(self) -> EnvHandle:
-        """The environment itself: its spaces, and a reset to something else than the episode's start."""
+        """The environment itself: its spaces, and resets to other states than the episode's start."""
         if self._handle is None:
             raise RuntimeError(
-                f"the lease for episode {self._episode.episode_id} is over; its environment has moved on."
+                f"the lease for episode {self._episode.episode_id} is over; its environment may serve another episode."
             )
         return self._handle
 
@@ -39,7 +39,7 @@ class LeasedEnv:
         return self.handle.reset(seed=self._episode.seed, options=self._episode.options)
 
     def step(self, action: np.ndarray) -> Coroutine[Any, Any, tuple[Observation, float, bool, bool, Info]]:
-        """Run one control step: observation, reward, terminated, truncated, info."""
+        """Run one control step; return observation, reward, terminated, truncated, info."""
         return self.handle.step(action)
 
     def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> Coroutine[Any, Any, ChunkOutcome]:
@@ -50,7 +50,7 @@ class LeasedEnv:
         return self.handle.step_chunk(actions, frames_every=frames_every)
 
     def render(self) -> Coroutine[Any, Any, Any]:
-        """What the environment's render gives."""
+        """Return what the environment's render returns."""
         return self.handle.render()
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""An event loop with a runtime, in a thread of its own, for callers that have no loop."""
+"""An event loop with a runtime, in a separate thread, for callers without a loop."""
 
 import asyncio
 import concurrent.futures
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for synchronous code. `close` ends the runtime, and with it everything that was spawned there.
+    """Runs coroutines for synchronous code. `close` ends the runtime and all its actors.
 
     Args:
-        name: of the thread and of its runtime.
+        name: name of the thread and of its runtime.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,11 +29,11 @@ class LoopThread:
         self._loop, self.runtime = self._ready.result()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine there and wait for its end."""
+        """Run the coroutine in the thread's loop and wait for its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
-        """End the runtime and the thread; again does nothing."""
+        """End the runtime and the thread; closing again does nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()

@@ -1,4 +1,4 @@
-"""Make a gymnasium environment by its id; an id or an argument that does not exist is named, with the nearest that does."""
+"""Make a gymnasium environment by its id; errors name an unknown id or argument and the nearest known one."""
 
 import difflib
 import importlib
@@ -21,16 +21,16 @@ FOR_GYMNASIUM = ("max_episode_steps", "disable_env_checker", "render_mode")
 def make_env(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
     """Build the environment in its wrappers.
 
-    Raises: EnvError for an unknown id, argument or wrapper; whatever the environment's code raises.
+    Raises: EnvError for an unknown id, argument or wrapper; any error of the environment's code.
     """
     refuse_unknown_arguments(spec, registered(spec.id))
     return wrapped(gymnasium.make(spec.id, disable_env_checker=True, **spec.kwargs), spec.wrappers)
 
 
 def registered(env_id: str) -> Registered:
-    """What gymnasium knows of an id such as "module:id", whose module is imported; without a module, `vla_rl.envs` is.
+    """Return gymnasium's entry for an id such as "module:id"; import the module first, or `vla_rl.envs` if there is none.
 
-    Raises: EnvError if there is no such module or no such environment; whatever importing the module raises.
+    Raises: EnvError if there is no such module or no such environment; any error of importing the module.
     """
     module, _, name = env_id.rpartition(":")
     try:
@@ -49,7 +49,7 @@ def registered(env_id: str) -> Registered:
 
 
 def creator_of(found: Registered) -> Callable[..., Any]:
-    """The class or function that makes a registered environment. Raises: EnvError if it has none, only one for vectors."""
+    """Return the class or function that makes a registered environment. Raises: EnvError if it has none."""
     entry_point: Any = found.entry_point
     if entry_point is None:
         raise EnvError(f"{found.id} could not be made: it is registered without an entry_point for one environment")
@@ -60,7 +60,7 @@ def refuse_unknown_arguments(spec: EnvSpec, found: Registered) -> None:
     """Raise EnvError for an argument that the environment's constructor does not take."""
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(creator_of(found)).parameters
-    except (TypeError, ValueError):  # it cannot be looked at; making it tells
+    except (TypeError, ValueError):  # it cannot be inspected; making it will show the error
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

@@ -1,15 +1,15 @@
-"""How much memory a process holds for itself, and how much the machine has left."""
+"""Measure how much memory a process holds for itself, and how much the machine has left."""
 
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-"""What counts as used by a control group, and is given up by the kernel where a process wants it: mostly cached files."""
+"""Memory that counts as used by a control group, but that the kernel frees on demand: mostly cached files."""
 
 
 def private_mb(pid: int) -> float:
-    """Resident memory that the process shares with nobody, in MiB: what its end would give back; 0 if it is gone."""
+    """Return the resident memory of a process that is not shared (MiB), which its end would free; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -18,7 +18,7 @@ def private_mb(pid: int) -> float:
 
 
 def available_mb() -> float:
-    """Memory that a new process can have, in MiB: what the machine has left, or less where our control group is limited."""
+    """Return the memory left for a new process (MiB): that of the machine, or less if our control group is limited."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     left = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
     limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
@@ -28,6 +28,6 @@ def available_mb() -> float:
 
 
 def _reclaimable() -> int:
-    """Bytes that our control group could give up at once, as MemAvailable counts them for the machine."""
+    """Return the bytes that our control group could free at once, as MemAvailable counts them for the machine."""
     pairs = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
     return sum(int(size) for name, size in pairs if name in _RECLAIMABLE)

@@ -1,9 +1,9 @@
-"""Running an action chunk: H control steps chosen at once and executed open loop, one row each.
+"""Run an action chunk: H control steps chosen at once and executed open loop, one row each.
 
-Pictures between the first and the last row are not looked at, unless by a wrapper. An environment whose unwrapped class
-has `render_every_step: bool` may leave them out while it is False; it renders anyway when the episode ends. Who wants
-some of them (a video, a reward that looks at whole trajectories) asks for frames, which are what `render` gives. Where that
-is a picture of the observation too, the unwrapped class says which one in `render_key: str`.
+Images between the first and the last row are unused, unless a wrapper reads them. An environment whose unwrapped class
+has `render_every_step: bool` may skip them while it is False; it renders anyway when the episode ends. Code that needs
+some of them (a video, a reward on whole trajectories) asks for frames, which are what `render` returns. If that is also
+an image of the observation, the unwrapped class names its key in `render_key: str`.
 """
 
 from typing import Any
@@ -25,11 +25,11 @@ def run_chunk(
     Args:
         env: reset, and not yet at its end.
         actions: [H, ...], H >= 1, each row an action of `env`.
-        frames_every: keep what `render` gives after every k-th control step of the episode; None for no frames.
-        num_steps_before: control steps of this episode before the chunk, from which `frames_every` counts on.
+        frames_every: keep what `render` returns after each k-th control step of the episode; None for no frames.
+        num_steps_before: control steps of this episode before the chunk, from which `frames_every` counts.
 
     Returns: the observation after the last executed row; float32 [N], one reward for each executed row; terminated;
-        truncated; the last row's info, with `num_executed` = N and, where frames were due, `frames`: uint8 [n, ...].
+        truncated; the last row's info, with `num_executed` = N and, if frames were due, `frames`: uint8 [n, ...].
 
     Raises: `ValueError` for a chunk without rows, or if frames are due and the environment renders none; `EnvError` if
         `step` returns something else than gymnasium's five values.
@@ -63,7 +63,7 @@ def run_chunk(
 
 
 def _parts_of(env: gymnasium.Env[Any, Any], answer: Any) -> tuple[Any, float, Any, Any, Any]:
-    """What `step` returned. Raises: EnvError if it is no tuple of five, or its reward no number."""
+    """Return the values of `step`. Raises: EnvError if it is not a tuple of five, or its reward is not a number."""
     if not isinstance(answer, tuple) or len(answer) != 5:
         what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else spell(answer)
         expected = "a tuple (observation, reward, terminated, truncated, info)"
@@ -85,7 +85,7 @@ def _frame(env: gymnasium.Env[Any, Any]) -> np.ndarray:
     picture: Any = env.render()
     if not isinstance(picture, np.ndarray):
         raise ValueError(
-            f"frames are wanted, but render gave {type(picture).__name__}; make the environment with "
+            f"frames are wanted, but render returned {type(picture).__name__}; make the environment with "
             'render_mode="rgb_array".'
         )
     return picture

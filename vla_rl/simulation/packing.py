@@ -1,4 +1,4 @@
-"""Where a simulator writes its observations: into a block for each message, or into its rows of a batch that is shared."""
+"""Write a simulator's observations: into a block for each message, or into its rows of a shared batch."""
 
 import mmap
 import os
@@ -13,23 +13,24 @@ from vla_rl.simulation.layout import ObservationLayout, Packed
 
 
 class Packer(Protocol):
-    """Makes what travels of an observation that was checked."""
+    """Converts a checked observation to the form in which it is sent."""
 
     def pack(self, observation: Any, batch: int = 0) -> Packed:
-        """The arrays are written before this returns; `batch` says which one where there are several."""
+        """Write the arrays before returning; `batch` is the number of the batch if there are several. Return the packed
+        form."""
         ...
 
 
 class BlockPacker:
-    """Each observation in a block of its own, read in place for as long as somebody refers to it."""
+    """Writes each observation into a block of its own, which the receiver reads in place as long as it is referenced."""
 
     def __init__(self, layout: ObservationLayout) -> None:
         self._layout = layout
         self._known: list[tuple[SharedBlock, list[np.ndarray]]] = []
-        """The same few come again and again."""
+        """Blocks used so far: the same few come again and again."""
 
     def pack(self, observation: Any, batch: int = 0) -> Packed:
-        """See `Packer`."""
+        """Implement `Packer.pack`."""
         block: SharedBlock | PlainBlock
         for known in self._known:
             if known[0].take_again():
@@ -44,11 +45,11 @@ class BlockPacker:
 
 
 class RowPacker:
-    """All observations in the same rows of a batch, whose owner says which batch with each request.
+    """Writes all observations into the same rows of a batch, whose owner chooses the batch in each request.
 
     Args:
-        path: of the batch's memory, as `SharedBatch.path` says.
-        index, num_rows: our rows, and how many there are.
+        path: path of the batch's memory, see `SharedBatch.path`.
+        index, num_rows: number of our row, and number of rows.
     """
 
     def __init__(self, layout: ObservationLayout, path: str, index: int, num_rows: int) -> None:
@@ -63,5 +64,5 @@ class RowPacker:
         self._rows = [[array[index, ...] for array in layout.places(batch, num_rows)] for batch in batches]
 
     def pack(self, observation: Any, batch: int = 0) -> Packed:
-        """See `Packer`."""
+        """Implement `Packer.pack`."""
         return None, self._layout.write(observation, self._rows[batch])

@@ -1,4 +1,4 @@
-"""What may travel between processes: plain values and arrays of them."""
+"""Values that can be sent between processes: plain values and arrays of them."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ _AS_THEY_ARE = frozenset({str, bytes, bool, int, float, type(None)})
 
 
 def as_plain(value: Any, name: str) -> Any:
-    """The value with NumPy's scalars as Python's own.
+    """Return the value with NumPy's scalars as Python's own.
 
     Args:
         value: nested dicts (with keys of str or int), lists and tuples of numbers, strings, None and numeric arrays.
-        name: how an error speaks of it.
+        name: name of the value in errors.
 
-    Raises: TypeError naming the part that is anything else.
+    Raises: TypeError naming the part of any other type.
     """
     kind = type(value)
     if kind in _AS_THEY_ARE:
@@ -24,7 +24,7 @@ def as_plain(value: Any, name: str) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufc":
             raise TypeError(
-                f"{name} is an array of {value.dtype}, expected numbers; only those travel between processes"
+                f"{name} is an array of {value.dtype}, expected numbers; only those can be sent between processes"
             )
         return value
     if isinstance(value, np.generic):
@@ -36,7 +36,7 @@ def as_plain(value: Any, name: str) -> Any:
         return as_plain(dict(value), name)
     raise TypeError(
         f"{name} is a {kind.__name__}, expected numbers, strings, None, arrays, or dicts, lists and tuples of them: "
-        "only those travel between processes"
+        "only those can be sent between processes"
     )
 
 

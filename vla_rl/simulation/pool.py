@@ -1,12 +1,12 @@
-"""A pool of simulator processes that episodes lease, and that keeps itself whole.
+"""A pool of simulator processes for episodes, which replaces its own failed processes.
 
     lease(episode) ──► Assignment ──► seat on a bench ──► LeasedEnv ──► back to Assignment
-                                       │ its process died, froze, had its time, grew too big
+                                       │ its process died, froze, reached its episodes or its memory limit
                                        └──► its keeper replaces the process ──► back to Assignment
 
-One keeper task for each bench, in the pool's own task group, starts its process and replaces it. A lease that meets a dead
-process raises `ActorDied`, so that the scheduler plays the episode again; everything else happens behind the scenes. A
-process that had its time or grew too big plays on until its successor is up, and is replaced between two episodes.
+One keeper task for each bench, in the pool's own task group, starts its process and replaces it. A lease whose process
+dies raises `ActorDied`, so that the scheduler runs the episode again; everything else is handled inside the pool. A
+process that reached a limit keeps running until its successor is up, and is replaced between two episodes.
 """
 
 import asyncio
@@ -38,16 +38,16 @@ class SimulatorPool:
                 observation, info = await env.reset()
 
     Entering starts all processes and waits until they are up. A lease waits for a free simulator; it prefers one that
-    holds the episode's environment already. More deaths in a short time than the config puts down to chance end the pool:
-    every waiting and later lease raises `EnvError` with the last of them. Limits on open files and address space that leave
-    no room for the processes are refused with `ConfigError` on entering.
+    already has the episode's environment. More deaths within the window than the configuration allows end the pool: each
+    waiting and later lease raises `EnvError` with the last of them. If the limits on open files or address space are too
+    low for the processes, entering raises `ConfigError`.
 
     Args:
         runtime: owns the processes.
-        config: how many, their timeouts and limits.
+        config: number of processes, their timeouts and limits.
         name: prefix of the processes' names.
-        specs: environments that will be played, as far as that is known: built once where they can be, and shared by all
-            processes that are forked (see `vla_rl.simulation.preparation`). Others can be played as well.
+        specs: environments that will be used, as far as they are known: built once if possible, and shared by all
+            forked processes (see `vla_rl.simulation.preparation`). Others can be used as well.
     """
 
     def __init__(
@@ -90,21 +90,21 @@ class SimulatorPool:
             keeper.cancel()
         if isinstance(error, asyncio.CancelledError):
             await self._group.__aexit__(kind, error, trace)
-        else:  # an error of the body is raised as it is, not as part of a group
+        else:  # an error of the body is raised unchanged, not as part of a group
             await self._group.__aexit__(None, None, None)
 
     @property
     def num_envs(self) -> int:
-        """How many episodes can play at the same time."""
+        """Number of episodes that can run at the same time."""
         return self._config.num_envs
 
     @property
     def pids(self) -> list[int]:
-        """The simulator processes that are up now."""
+        """Process ids of the simulator processes that are up now."""
         return [bench.process.pid for bench in self._benches if bench.process is not None]
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, and the processes' memory now; keys read like paths."""
+        """Return counts since the start, and the processes' current memory; keys read like paths."""
         sizes = [bench.process.private_mb() for bench in self._benches if bench.process is not None]
         replaced = {f"simulation/replaced/{cause}": float(count) for cause, count in self._replacements.counts.items()}
         return {
@@ -119,9 +119,9 @@ class SimulatorPool:
 
     @asynccontextmanager
     async def lease(self, episode: EpisodeSpec) -> AsyncIterator[LeasedEnv]:
-        """An environment for this episode; leaving the context frees it, whatever state it is in.
+        """Lease an environment for this episode; leaving the context frees it, whatever its state.
 
-        Raises: EnvError if the environment cannot be built, or where simulators die one after the other.
+        Raises: EnvError if the environment cannot be built, or if more simulators died than the configuration allows.
         """
         seat, handle = await self._open_seat(episode)
         env = LeasedEnv(handle, episode)
@@ -133,14 +133,14 @@ class SimulatorPool:
             self._give_back(seat, handle.process)
 
     async def _open_seat(self, episode: EpisodeSpec) -> tuple[Seat, EnvHandle]:
-        """A seat whose simulator has the environment ready; one that died while nobody looked is passed by."""
+        """Take a seat whose simulator has the environment ready; skip a simulator that has died since its last use."""
         while True:
             seat, simulator = await self._take_seat(episode)
             try:
                 if simulator.process.is_alive():
                     return seat, EnvHandle(simulator, episode.env, await simulator.open(episode.env))
             except ActorDied:
-                pass  # the process remembers its death; nothing of the episode has happened yet, so another one may do
+                pass  # the process records its death; the episode has not begun, so another simulator can run it
             except BaseException:
                 self._give_back(seat, simulator.process)
                 raise
@@ -160,7 +160,7 @@ class SimulatorPool:
         return seat, simulator
 
     async def _next_seat(self, episode: EpisodeSpec) -> Seat:
-        """The seat that is this episode's turn, with or without a process."""
+        """Wait for this episode's turn; return its seat, with or without a process."""
         future: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
         seat = self._assignment.ask(future, episode.env)
         if seat is not None:
@@ -176,16 +176,16 @@ class SimulatorPool:
             raise
 
     def _give_back(self, seat: Seat, process: SimulatorProcess) -> None:
-        """Free a seat after a lease of this process, and see whether the process is still good."""
+        """Free a seat after a lease of this process, and check whether the process can still be used."""
         process.num_leases -= 1
         if process is seat.bench.process:
             self._look_after(seat.bench, process)
         else:
-            seat.bench.news.set()  # it leaves, and this may have been its last lease
+            seat.bench.news.set()  # the process leaves, and this may have been its last lease
         self._offer(seat)
 
     def _look_after(self, bench: Bench, process: SimulatorProcess) -> None:
-        """Have a process replaced where it must be; one that only had its time plays on meanwhile, if there is room."""
+        """Have a process replaced if it must be; one that only reached a limit runs on meanwhile, if memory allows."""
         if (cause := self._replacements.cause(process)) is None:
             return
         if not process.is_alive():
@@ -202,7 +202,7 @@ class SimulatorPool:
         bench.news.set()
 
     def _offer(self, seat: Seat) -> None:
-        """Free a seat for the next episode; one without a process is its keeper's."""
+        """Free a seat for the next episode; a seat without a process goes to its keeper."""
         if (simulator := seat.simulator) is None:
             seat.place = Place.KEEPER
             return
@@ -214,7 +214,7 @@ class SimulatorPool:
         seat.place = Place.IDLE
 
     async def _keep(self, bench: Bench) -> None:
-        """Start the bench's process and replace it on its cue, until cancelled or until too many died."""
+        """Start the bench's process and replace it on request, until cancelled or until too many died."""
         try:
             if not await self._staff(bench):
                 return
@@ -231,7 +231,8 @@ class SimulatorPool:
             await bench.clear()
 
     async def _staff(self, bench: Bench) -> bool:
-        """Let a new process serve, with what the last one held; False if none can come, and the pool is over."""
+        """Start a process on a bench, with the environments of its last one; return False if none can come and the pool
+        has ended."""
         process = await self._start(bench)
         if process is None:
             return False
@@ -242,7 +243,7 @@ class SimulatorPool:
         return True
 
     async def _start(self, bench: Bench) -> SimulatorProcess | None:
-        """The next process of the bench; None if the pool is over."""
+        """Start the next process of the bench; return None if the pool has ended."""
         num_envs = len(bench.seats)
         while self._failure is None:
             incarnation = next(bench.incarnations)
@@ -261,13 +262,13 @@ class SimulatorPool:
             except ActorDied as death:
                 self._note_death("frozen" if isinstance(death, ActorFrozen) else "died", death)
                 continue
-            except (ConfigError, EnvError) as error:  # no other process would do better
+            except (ConfigError, EnvError) as error:  # another process would fail the same way
                 self._turn_away(error)
                 return None
             try:
                 for simulator, held in zip(process.simulators, bench.held, strict=True):
                     if held is not None:
-                        with contextlib.suppress(EnvError, ActorDied):  # what is wrong with it, the next lease says
+                        with contextlib.suppress(EnvError, ActorDied):  # the next lease reports the fault
                             await simulator.open(held)
             except BaseException:
                 await process.stop()
@@ -276,20 +277,20 @@ class SimulatorPool:
         return None
 
     def _note_death(self, cause: str, death: ActorDied) -> None:
-        """Put a death down to chance, or end the pool: then every lease that waits or comes raises."""
+        """Count a death against the budget; beyond the budget end the pool: each waiting and later lease then raises."""
         if self._replacements.note_death(cause, death, asyncio.get_running_loop().time()):
             return
         config = self._config
         self._turn_away(
             EnvError(
                 f"more than {config.max_restarts} simulators of {self._name!r} died within {config.restart_window_s:g} s, "
-                f"too many for chance; the last one: {death}"
+                f"more than max_restarts allows; the last one: {death}"
             ),
             cause=death,
         )
 
     def _turn_away(self, error: Exception, cause: ActorDied | None = None) -> None:
-        """Have every waiting and later lease raise `error`; the first reason stays."""
+        """Raise `error` in each waiting and later lease; the first error stays."""
         if cause is not None:
             error.__cause__ = cause
         self._failure = self._failure or error
@@ -304,5 +305,5 @@ class SimulatorPool:
 
 
 def _has_room_beside(process: SimulatorProcess) -> bool:
-    """Whether a second process of this size can be started before this one is given up."""
+    """Return whether a second process of this size can be started before this one is stopped."""
     return available_mb() > 2 * process.private_mb()

@@ -1,8 +1,8 @@
-"""What a fork server of simulators does before its first fork: import the environments and build what they can share.
+"""Prepare a fork server of simulators before its first fork: import the environments and build what they can share.
 
-An environment's class may offer `prepare`, a classmethod with the keyword arguments of its constructor: it builds and keeps
-in its module whatever is costly and never written to again, without any OpenGL; an instance made later with the same
-arguments, in a fork of this process, takes it from there.
+An environment's class may have `prepare`, a classmethod with the keyword arguments of its constructor. It builds costly
+data that is never written to again, without any OpenGL, and keeps it in its module; an instance made later with the same
+arguments, in a fork of this process, uses that data.
 """
 
 from collections.abc import Iterable
@@ -18,28 +18,29 @@ from vla_rl.simulation.making import creator_of, refuse_unknown_arguments, regis
 from vla_rl.types import EnvSpec
 
 _FOR_GYMNASIUM = ("max_episode_steps", "disable_env_checker")
-"""Arguments that `gymnasium.make` keeps to itself."""
+"""Arguments that `gymnasium.make` does not pass on."""
 
 _DRIVERS = ("_dri.so", "libgallium", "libnvidia-eglcore", "libnvidia-glcore", "libcuda.so")
-"""Libraries of a process that has opened a display or a GPU; after that, a fork of it hangs where it draws."""
+"""Libraries of a process that has opened a display or a GPU; a later fork of it hangs when it renders."""
 
 
 def prepare_hook(specs: Iterable[EnvSpec]) -> PrepareHook:
-    """The hook that prepares these environments, each of them once."""
+    """Return the hook that prepares these environments, each of them once."""
     distinct = {msgspec.json.encode(spec, order="deterministic"): spec for spec in specs}
     plain = [{"id": spec.id, "kwargs": spec.kwargs} for spec in distinct.values()]
     return PrepareHook(f"{__name__}:prepare_envs", {"specs": plain})
 
 
 def prepare_envs(specs: list[dict[str, Any]]) -> None:
-    """Import what the specs name, and call `prepare` where a class has it. Raises: EnvError naming the environment."""
-    # "could not be made", as where it is built without a preparation: the fault is the same one
+    """Import the environments of the specs, and call `prepare` if the class has it. Raises: EnvError naming the
+    environment."""
+    # "could not be made", as when it is built without a preparation: the fault is the same
     for spec in specs:
         try:
             _prepare(spec["id"], spec["kwargs"])
         except EnvError:
             raise
-        except Exception as error:  # whatever the environment's code raises is its own fault
+        except Exception as error:  # each error of the environment's code is its own fault
             arguments = f" with {spec['kwargs']}" if spec["kwargs"] else ""
             raise EnvError(f"{spec['id']}{arguments} could not be made: {error!r}") from error
 

@@ -1,4 +1,4 @@
-"""One simulator process as its owner sees it: its environments, how often it was used, whether it still lives."""
+"""One simulator process as its owner sees it: its environments, its use so far, and whether it is alive."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ from vla_rl.simulation.worker import EnvWorker
 from vla_rl.types import EnvSpec
 
 _CALLS_OF_ONE_ENV = 16
-"""Unanswered calls for which there is a place: nobody waits because of the others in the process."""
+"""Places for unanswered calls of one environment: enough that the environments of a process do not wait for a place."""
 
 
 class SimulatorProcess:
-    """A child process with one `EnvWorker`. Made by `start`; whoever made it awaits `stop` in the end."""
+    """A child process with one `EnvWorker`. Made by `start`; its owner has to await `stop` in the end."""
 
     def __init__(
         self, runtime: Runtime, worker: EnvWorker, name: str, num_envs: int, timeouts: LearnedTimeouts
@@ -26,9 +26,9 @@ class SimulatorProcess:
         self.name = name
         self.pid = runtime.info(worker).pid
         self.num_episodes = 0
-        """Over all environments."""
+        """Number of episodes over all environments."""
         self.num_leases = 0
-        """Environments that are being played."""
+        """Number of environments that are leased."""
         self._death: ActorDied | None = None
         self.simulators = [Simulator(self, index) for index in range(num_envs)]
         self._is_stopped = False
@@ -51,13 +51,13 @@ class SimulatorProcess:
 
         Args:
             runtime, name, config: its owner, its name, its limits.
-            index: its number among those of the same pool.
-            specs: environments that those will play, as far as that is known, for whoever forks them to prepare.
-            num_envs: environments that will live in it.
-            leniency: of the learned timeouts of all processes that belong together; None for a process of its own.
+            index: its number in the pool.
+            specs: environments of the pool, as far as they are known, which its fork server prepares.
+            num_envs: number of environments in the process.
+            leniency: leniency of the learned timeouts that the pool's processes share; None for a single process.
 
-        Raises: ActorDied if it does not come up in time; EnvError where an environment cannot be prepared;
-            ConfigError for an interpreter that will not do.
+        Raises: ActorDied if it does not come up in time; EnvError if an environment cannot be prepared; ConfigError
+            for an unusable interpreter.
         """
         await cls.prepare(runtime, config, specs)
         timeouts = LearnedTimeouts(name, leniency or config.leniency())
@@ -79,7 +79,7 @@ class SimulatorProcess:
 
     @staticmethod
     async def prepare(runtime: Runtime, config: SimulatorConfig, specs: Sequence[EnvSpec]) -> None:
-        """Check the interpreter, and have the process ready that the others are forked from. Raises: see `start`."""
+        """Check the interpreter, and start the process that the others are forked from. Raises: see `start`."""
         if config.python is not None:
             await check_interpreter(config.python, {"gymnasium": "gymnasium"})
         try:
@@ -91,38 +91,38 @@ class SimulatorProcess:
 
     @property
     def death(self) -> ActorDied | None:
-        """How the process ended, as a call met it or its runtime saw it; None while it lives."""
+        """How the process ended, as reported by a call or by its runtime; None while it is alive."""
         return self._death or self._runtime.info(self.worker).end
 
     def note_death(self, death: ActorDied) -> None:
-        """Remember what a call met, which its runtime may see only later."""
+        """Record a death that a call reported; the runtime may notice it only later."""
         self._death = death
 
     def note_opening(self, spec: EnvSpec) -> None:
-        """Forget what calls took until now if another environment is going to be built."""
+        """Forget the durations of earlier calls if another environment is going to be built."""
         if spec.id != self._env_id:
             self._env_id = spec.id
             self._timeouts.forget()
 
     @property
     def held(self) -> list[EnvSpec | None]:
-        """What is built and sound in each place."""
+        """Environments that are built and intact, by place."""
         return [simulator.held for simulator in self.simulators]
 
     def is_alive(self) -> bool:
-        """Whether the process runs, as far as its runtime knows."""
+        """Return whether the process runs, as far as its runtime knows."""
         return self._death is None and self._runtime.info(self.worker).state == "running"
 
     def private_mb(self) -> float:
-        """Memory that the process holds for itself, in MiB; 0 if it is gone."""
+        """Return the memory of the process that is not shared (MiB); 0 if it has ended."""
         return private_mb(self.pid)
 
     async def stop(self) -> None:
-        """Close the environments and end the process; one that does not answer is killed. Again does nothing."""
+        """Close the environments and end the process; one that does not answer is killed. Stopping again does nothing."""
         if self._is_stopped:
             return
         if self.is_alive():
             await self._runtime.stop(self.worker)
         else:
             await self._runtime.kill(self.worker)
-        self._is_stopped = True  # not where this was cancelled: whoever stops it next ends what is left
+        self._is_stopped = True  # not set if this was cancelled: the next `stop` ends the rest

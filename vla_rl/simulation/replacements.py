@@ -1,4 +1,4 @@
-"""When a process of a pool must be replaced, how often that has happened, and how many deaths are still chance."""
+"""Decide when a process of a pool must be replaced, count the replacements, and limit the deaths."""
 
 import logging
 from collections import Counter
@@ -14,7 +14,7 @@ _CAUSES = ("died", "frozen", "recycle_after_episodes", "rss_limit_mb")
 
 
 class Replacements:
-    """Judges processes by the limits of their pool's configuration, and counts those that were replaced by cause."""
+    """Checks processes against the limits of their pool's configuration, and counts the replaced ones by cause."""
 
     def __init__(self, config: SimulatorConfig) -> None:
         self._config = config
@@ -22,7 +22,7 @@ class Replacements:
         self.counts: Counter[str] = Counter(dict.fromkeys(_CAUSES, 0))
 
     def cause(self, process: SimulatorProcess) -> str | None:
-        """Why the process must be replaced; None if it is good for another episode."""
+        """Return why the process must be replaced; None if it can run another episode."""
         config = self._config
         if not process.is_alive():
             return "frozen" if isinstance(process.death, ActorFrozen) else "died"
@@ -33,13 +33,13 @@ class Replacements:
         return None
 
     def note_worn_out(self, process: SimulatorProcess, cause: str) -> None:
-        """Count a living process that had its time or grew too big."""
+        """Count a living process that reached its number of episodes or its memory limit."""
         self.counts[cause] += 1
         told = f"after {process.num_episodes} episodes, with {process.private_mb():.0f} MiB of its own"
         logger.info("simulator %s is replaced (%s) %s.", process.name, cause, told)
 
     def note_death(self, cause: str, death: ActorDied, now: float) -> bool:
-        """Count a process that died or froze at `now` (s); False if that is one more than chance explains."""
+        """Count a process that died or froze at `now` (s); return False if that exceeds the budget."""
         self.counts[cause] += 1
         logger.warning("a simulator is replaced: %s", death)
         return self._budget.spend(now)

@@ -1,4 +1,4 @@
-"""How many deaths are put down to chance before a pool says that something is wrong: a plain class with no clock."""
+"""Limit how many deaths a pool tolerates within a time window: a plain class with no clock."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ class RestartBudget:
 
     Args:
         max_restarts: allowed within the window; the next one exceeds the budget.
-        window_s: how long a restart counts.
+        window_s: time for which a restart counts (s).
     """
 
     def __init__(self, max_restarts: int, window_s: float) -> None:
@@ -16,7 +16,7 @@ class RestartBudget:
         self._times: deque[float] = deque()
 
     def spend(self, now: float) -> bool:
-        """Note a restart at `now` (seconds, never going back); False if it is one too many."""
+        """Record a restart at `now` (seconds, never decreasing); return False if it exceeds the budget."""
         self._times.append(now)
         while self._times[0] <= now - self._window_s:
             self._times.popleft()

@@ -1,4 +1,4 @@
-"""The rows of a vector environment that live in one process."""
+"""The rows of a vector environment that run in one process."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
@@ -17,16 +17,16 @@ from vla_rl.types import Info
 T = TypeVar("T")
 
 Answer: TypeAlias = tuple[float, bool, bool, Info, dict[str, Any] | None]
-"""Reward, terminated, truncated, info; and `final_obs` with `final_info` where it was reset in the same step."""
+"""Reward, terminated, truncated, info; and `final_obs` with `final_info` if it was reset in the same step, else None."""
 
 
 class RowGroup:
-    """Steps and resets its rows, whose observations are written into a shared batch.
+    """Steps and resets its rows; observations are written into a shared batch.
 
     Args:
-        process: with one open environment for each row.
-        first: the first of its rows.
-        batch: of all rows of the vector environment.
+        process: process with one open environment for each row.
+        first: number of its first row.
+        batch: batch of all rows of the vector environment.
     """
 
     def __init__(self, process: SimulatorProcess, first: int, batch: SharedBatch) -> None:
@@ -34,24 +34,24 @@ class RowGroup:
         self.rows = slice(first, first + len(process.simulators))
 
     async def share_batch(self, num_rows: int) -> None:
-        """Have the process write into the batch from now on."""
+        """Let the process write into the batch from now on."""
         await all_of(
             simulator.ask(simulator.worker.write_rows(number, self._batch.path, self.first + number, num_rows))
             for number, simulator in enumerate(self.process.simulators)
         )
 
     async def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> Info:
-        """Begin an episode in one of the rows; its info."""
+        """Begin an episode in one of the rows; return its info."""
         (_, others), info = await self._simulator(row).reset(seed, options, self._batch.current)
         self._batch.put(row, others)
         return info
 
     async def render(self, row: int) -> Any:
-        """What `render` of one of the rows gives."""
+        """Return what `render` of one of the rows returns."""
         return await self._simulator(row).ask(self.process.worker.render(row - self.first))
 
     async def call(self, row: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What a method, or an attribute, of one of the rows gives."""
+        """Return the result of a method of one of the rows, or an attribute."""
         asked = self.process.worker.call(row - self.first, name, list(args), kwargs)
         return unmarked(await self._simulator(row).ask(asked))
 
@@ -60,11 +60,11 @@ class RowGroup:
         await self._simulator(row).ask(self.process.worker.set_attr(row - self.first, name, marked(value, name)))
 
     def begin_steps(self, actions: list[Any]) -> Awaitable[list[PackedStep]]:
-        """One control step in every row, for one message, which is on its way when this returns; see `end_steps`."""
+        """Send one control step for all rows in one message; `end_steps` awaits the answer."""
         return begin(self.process.worker, EnvWorker.step_all, actions, self._batch.current)
 
     async def end_steps(self, call: Awaitable[list[PackedStep]]) -> list[Answer]:
-        """What `begin_steps` began."""
+        """Await the steps that `begin_steps` sent; return the answers."""
         try:
             steps = await call
         except (ActorDied, EnvError) as error:
@@ -78,11 +78,11 @@ class RowGroup:
         return answers
 
     async def step_singly(self, actions: list[Any]) -> list[Answer]:
-        """One control step in every row, for a message each; if its action is None its next episode begins instead."""
+        """Run one control step in each row, with a message each; a row whose action is None begins its next episode."""
         return await all_of(self._step(row, action) for row, action in enumerate(actions, self.first))
 
     async def begin_next(self, row: int, answer: Answer) -> Answer:
-        """Begin the next episode in a row that has just ended one: the answer with the new info, and what was final."""
+        """Begin the next episode in a row whose episode ended; return the answer with the new info and the final values."""
         reward, terminated, truncated, info, _ = answer
         final = {"final_obs": self._batch.row(row), "final_info": info}
         return reward, terminated, truncated, await self.reset(row, None, None), final
@@ -101,7 +101,8 @@ class RowGroup:
 
 
 async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order. All run to their end: the first failure is raised only then, so that no row is half written."""
+    """Await all; return the results in order. A failure is raised only when all have ended, so that no row is half
+    written."""
     results = await asyncio.gather(*coroutines, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

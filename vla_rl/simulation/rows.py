@@ -19,11 +19,11 @@ from vla_rl.types import EnvSpec, Info
 
 
 class EnvRows:
-    """Resets, steps and asks rows by their numbers; observations are written into `batch`.
+    """Resets, steps and queries rows by their numbers; observations are written into `batch`.
 
     Args:
-        processes: with one open environment for each row, in order.
-        description: of one of them.
+        processes: processes with one open environment for each row, in order.
+        description: description of one environment.
     """
 
     def __init__(self, processes: list[SimulatorProcess], description: EnvDescription) -> None:
@@ -62,15 +62,15 @@ class EnvRows:
     async def reset(
         self, rows: Sequence[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> dict[int, Info]:
-        """Begin an episode in some rows, with the seed and the options of each; their infos."""
+        """Begin an episode in some rows, with the seed and the options of each; return their infos."""
         infos = await all_of(self._group_of[row].reset(row, seeds[row], options[row]) for row in rows)
         return dict(zip(rows, infos, strict=True))
 
     async def step(self, actions: list[Any], *, resets_at_end: bool) -> list[Answer]:
-        """Run one control step in every row; if its action is None, its next episode begins instead.
+        """Run one control step in each row; a row whose action is None begins its next episode instead.
 
-        All actions leave at once, in one message to each process if none of its rows is reset. With `resets_at_end` a row
-        that ends its episode begins the next one in the same step.
+        All actions are sent at once, in one message to each process if none of its rows is reset. With `resets_at_end` a
+        row whose episode ends begins the next one in the same step.
         """
         calls: list[Awaitable[list[PackedStep]] | None] = []
         for group in self._groups:
@@ -91,11 +91,11 @@ class EnvRows:
         return answers
 
     async def render(self, rows: Sequence[int]) -> list[Any]:
-        """What `render` of these rows gives."""
+        """Return what `render` of these rows returns."""
         return await all_of(self._group_of[row].render(row) for row in rows)
 
     async def call(self, rows: Sequence[int], name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """What a method, or an attribute, of these rows gives."""
+        """Return the results of a method of these rows, or an attribute."""
         return await all_of(self._group_of[row].call(row, name, args, kwargs) for row in rows)
 
     async def set_attr(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> None:
@@ -104,9 +104,9 @@ class EnvRows:
         await all_of(self._group_of[row].set_attr(row, name, value) for row, value in pairs)
 
     async def _answers_in_order(self, calls: list[Any]) -> list[Answer]:
-        """What all calls gave, which costs no task each; the first failure is raised when all have ended.
+        """Await all calls without a task each; return the answers in order. A failure is raised when all calls have ended.
 
-        The last one is awaited first: until it is there, most others are too, and wake nobody.
+        The last call is awaited first: once it is answered, most others are too, and need no wake-up.
         """
         by_group: deque[list[Answer]] = deque()
         failure: Exception | None = None

@@ -1,4 +1,4 @@
-"""One environment's place in a simulator process, as whoever plays it sees it."""
+"""One environment's place in a simulator process, as its user sees it."""
 
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 class Simulator:
-    """Knows what is built and sound in its place. Calls of the process's worker go through `ask`, or tell `remember` what
-    they raise, so that this stays true.
+    """Records which environment is built and intact in its place. To keep that true, calls of the process's worker go
+    through `ask`, or pass their errors to `remember`.
 
     Args:
-        process: where it lives, alone or beside others.
-        index: its number there, which every call of the worker begins with.
+        process: its process, which may have other environments too.
+        index: its number there, the first argument of each call of the worker.
     """
 
     def __init__(self, process: "SimulatorProcess", index: int) -> None:
@@ -31,11 +31,11 @@ class Simulator:
 
     @property
     def held(self) -> EnvSpec | None:
-        """The environment that is built and sound here."""
+        """The environment that is built and intact here."""
         return self._held if self.process.death is None else None
 
     async def open(self, spec: EnvSpec) -> EnvDescription:
-        """Have the environment built, unless it is here already; what it takes and gives."""
+        """Build the environment, unless it is already open; return its description."""
         if self._description is None or self.held != spec:
             self._held = None
             self.process.note_opening(spec)
@@ -44,11 +44,11 @@ class Simulator:
         return self._description
 
     async def reset(self, seed: int | None, options: dict[str, Any] | None, batch: int = 0) -> tuple[Packed, Info]:
-        """Begin an episode; `batch` says where the observation is written, where its process has been given batches."""
+        """Begin an episode; `batch` is the number of the batch to write to, if its process shares batches."""
         return await self.ask(self.worker.reset(self.index, seed, options, batch))
 
     async def ask(self, call: Awaitable[T]) -> T:
-        """Await a call of the worker, remembering what it raises."""
+        """Await a call of the worker, and record its error."""
         try:
             return await call
         except (ActorDied, EnvError) as error:
@@ -56,13 +56,13 @@ class Simulator:
             raise
 
     def remember(self, error: ActorDied | EnvError) -> None:
-        """What a call raised: a broken environment is built anew, a death is final for all in the process."""
+        """Record an error: a broken environment is built anew; a death is final for all environments in the process."""
         self._held = None
         if isinstance(error, ActorDied):
             self.process.note_death(error)
 
     async def close(self) -> None:
-        """Close the environment, and end the process where it lives there alone."""
+        """Close the environment, and end the process if it has no other environment."""
         if len(self.process.simulators) == 1:
             await self.process.stop()
         elif self.process.is_alive():

@@ -1,8 +1,8 @@
-"""Spaces as plain values, and cheap checks against them.
+"""Spaces as plain values, and cheap checks of values against them.
 
-A child process tells its parent what its environment takes and gives (`describe_space`, `build_space`), and checks every
-observation with a function compiled once (`observation_check`): kind, shape and dtype of each part. What a whole
-`Space.contains` would also look at, the range of every pixel, is looked at once an episode.
+A child process sends its environment's spaces to its parent (`describe_space`, `build_space`), and checks each
+observation with a function compiled once (`observation_check`): kind, shape and dtype of each part. The range of each
+number, which `Space.contains` would also check, is checked once per episode.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ SpaceDescription: TypeAlias = dict[str, Any]
 """A space as nested dicts of plain values and arrays; `kind` names its class."""
 
 Check: TypeAlias = Callable[[Any], str | None]
-"""Says what is wrong with a value, as "<what it is>, expected <what it should be>"; None if nothing is."""
+"""Describes the fault of a value, as "<what it is>, expected <what it should be>"; None if there is none."""
 
 
 def describe_space(space: spaces.Space[Any]) -> SpaceDescription:
-    """The space as plain values. Raises: TypeError for a class that has no plain form."""
+    """Return the space as plain values. Raises: TypeError for a class that has no plain form."""
     match space:
         case spaces.Box():
             return {"kind": "Box", "low": space.low, "high": space.high, "dtype": str(space.dtype)}
@@ -37,7 +37,7 @@ def describe_space(space: spaces.Space[Any]) -> SpaceDescription:
         case spaces.Tuple():
             return {"kind": "Tuple", "spaces": [describe_space(part) for part in space]}
     raise TypeError(
-        f"space {space} is a {type(space).__name__}, expected {_KNOWN}: others cannot go between processes."
+        f"space {space} is a {type(space).__name__}, expected {_KNOWN}: others cannot be sent between processes."
     )
 
 
@@ -45,7 +45,7 @@ _KNOWN = "a Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict or Tuple"
 
 
 def build_space(description: SpaceDescription) -> spaces.Space[Any]:
-    """The space that `describe_space` described."""
+    """Build the space from the result of `describe_space`."""
     of: Any = description
     match description["kind"]:
         case "Box":
@@ -70,7 +70,7 @@ _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def observation_check(space: spaces.Space[Any], name: str = "observation") -> Check:
-    """A function that tells cheaply what is wrong with a value of `space`; `name` is how it speaks of the value."""
+    """Return a cheap check of values of `space`; `name` is the name of the value in its messages."""
     match space:
         case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
             return _array_check(space, name)
@@ -85,21 +85,21 @@ def observation_check(space: spaces.Space[Any], name: str = "observation") -> Ch
 
 
 def holds_only_plain(space: spaces.Space[Any]) -> bool:
-    """Whether checked values of this space are arrays, texts and dicts of them, which may travel as they are."""
+    """Return whether checked values of this space are arrays, texts and dicts of them, which can be sent unchanged."""
     if isinstance(space, spaces.Dict):
         return all(holds_only_plain(part) for part in space.values())
     return isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Text)
 
 
 def holds_tuple(space: spaces.Space[Any]) -> bool:
-    """Whether values of this space hold a tuple, which becomes a list on its way between processes."""
+    """Return whether values of this space contain a tuple, which becomes a list when it is sent."""
     if isinstance(space, spaces.Dict):
         return any(holds_tuple(part) for part in space.values())
     return isinstance(space, spaces.Tuple)
 
 
 def with_tuples(space: spaces.Space[Any], value: Any) -> Any:
-    """A value that came from another process, with tuples where its space has them."""
+    """Restore the tuples of the space in a value from another process."""
     if isinstance(space, spaces.Dict):
         return {key: with_tuples(part, value[key]) for key, part in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -130,7 +130,7 @@ def _dict_check(space: spaces.Dict, name: str) -> Check:
             for key, shape, dtype in arrays:
                 array = value[key]
                 if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
-                    break  # more slowly, and with words
+                    break  # check again below, slower but with a message
             else:
                 if not others or all(part(value[key]) is None for key, part in others):
                     return None
@@ -177,7 +177,7 @@ def _contains_check(space: spaces.Space[Any], name: str) -> Check:
 
 
 def out_of_space(space: spaces.Space[Any], value: Any, name: str = "observation") -> str | None:
-    """Which part of `value` is out of range, looking at every number; its kinds, shapes and dtypes are known to be right."""
+    """Check each number; return which part of `value` is out of range, or None. Kinds, shapes and dtypes must be right."""
     if isinstance(space, spaces.Dict):
         found = (out_of_space(part, value[key], key) for key, part in space.items())
         return next((problem for problem in found if problem), None)
@@ -187,7 +187,7 @@ def out_of_space(space: spaces.Space[Any], value: Any, name: str = "observation"
 
 
 def spell(value: Any) -> str:
-    """A short name of a value for an error: dtype and shape of an array, keys of a dict, else its type and text."""
+    """Return a short description of a value for errors: dtype and shape of an array, keys of a dict, else type and text."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Simulator processes as a `VecEnv` of stable-baselines3, which is imported only here and not installed with vla_rl.
+"""Simulator processes as a `VecEnv` of stable-baselines3, which is only imported here and not installed with vla_rl.
 
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecMonitor
@@ -28,17 +28,17 @@ except ImportError as error:
 
 
 def make_sb3_vec(env: EnvSpec | str, num_envs: int, **options: Any) -> "Sb3VecEnv":
-    """`num_envs` copies of one environment in processes of their own; `options` are those of `make_vec`."""
+    """Make `num_envs` copies of one environment in processes of their own; `options` are those of `make_vec`."""
     return Sb3VecEnv(make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options))
 
 
 class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type checkers do not know here
-    """Gives what stable-baselines3's own `DummyVecEnv` gives for the same environments, seeds and actions."""
+    """Returns what stable-baselines3's own `DummyVecEnv` returns for the same environments, seeds and actions."""
 
     def __init__(self, envs: ProcessVectorEnv) -> None:
         if envs.autoreset_mode is not AutoresetMode.SAME_STEP:
             raise ValueError(
-                f"autoreset_mode is {envs.autoreset_mode}, expected SAME_STEP, in which stable-baselines3 resets; use "
+                f"autoreset_mode is {envs.autoreset_mode}, expected SAME_STEP, as stable-baselines3 resets; use "
                 "make_sb3_vec"
             )
         self._envs = envs
@@ -46,7 +46,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> Any:
-        """Begin an episode everywhere, with the seeds and options that were set; the observations."""
+        """Begin an episode in all environments, with the seeds and options that were set; return the observations."""
         options = [each or None for each in self._options]
         observations, infos = self._envs.reset_rows(range(self.num_envs), self._seeds, options)
         self.reset_infos = [infos[row] for row in range(self.num_envs)]
@@ -55,11 +55,11 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type
         return observations
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Keep the actions for `step_wait`."""
+        """Store the actions for `step_wait`."""
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Run one control step everywhere; an environment whose episode ends begins its next one."""
+        """Run one control step in all environments; an environment whose episode ends begins its next one."""
         observations, answers = self._envs.step_rows(self._actions)
         rewards, dones, infos = [], [], []
         for row, (reward, terminated, truncated, info, final) in enumerate(answers):
@@ -78,11 +78,11 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type
         self._envs.close()
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """A picture of each environment; None for each if it renders none."""
+        """Return an image of each environment; None for each if it does not render."""
         return self._envs.render() if self.render_mode == "rgb_array" else [None] * self.num_envs
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """An attribute of some environments, or of all."""
+        """Return an attribute of some environments, or of all."""
         return self._envs.call_rows([*self._get_indices(indices)], attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
@@ -91,10 +91,10 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type
         self._envs.set_attr_rows(rows, attr_name, [value] * len(rows))
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """What a method of some environments, or of all, gives."""
+        """Return the results of a method of some environments, or of all."""
         return self._envs.call_rows([*self._get_indices(indices)], method_name, *method_args, **method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """Whether some environments, or all, have a wrapper of this class."""
+        """Return whether some environments, or all, have a wrapper of this class."""
         is_wrapped = import_path(wrapper_class) in self._envs.wrapper_classes
         return [is_wrapped for _ in self._get_indices(indices)]

@@ -1,4 +1,4 @@
-"""A gymnasium vector environment over simulator processes, for training loops that know nothing of asyncio."""
+"""A gymnasium vector environment over simulator processes, for training loops without asyncio."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ def make_vec(
     config: SimulatorConfig | None = None,
     **kwargs: Any,
 ) -> "ProcessVectorEnv":
-    """`num_envs` copies of one environment, in processes of their own, as one `gymnasium.vector.VectorEnv`.
+    """Make `num_envs` copies of one environment, in processes of their own, as one `gymnasium.vector.VectorEnv`.
 
         envs = make_vec("CartPole-v1", num_envs=4)
         observations, infos = envs.reset(seed=0)
@@ -39,19 +39,19 @@ def make_vec(
         envs.close()
 
     Args:
-        env: a spec, or the id alone; any registered id, or `module:id`.
-        num_envs: copies.
-        copy: give new arrays at every step; False gives the same ones again, overwritten by the next step.
+        env: a spec, or only the id; any registered id, or `module:id`.
+        num_envs: number of copies.
+        copy: return new arrays at each step; False returns the same arrays, overwritten by the next step.
         autoreset_mode: what happens after an episode's end; see gymnasium's `AutoresetMode`.
-        wrappers: around each copy, the first one innermost: classes or functions at the top of a module, or a
+        wrappers: wrappers of each copy, innermost first: classes or functions at the top of a module, or a
             `functools.partial` of one with keyword arguments. They are imported and applied in the processes.
-        config: timeouts, environment variables, and how many copies share a process, which steps them all for one message;
-            its `num_envs` does not matter.
-        kwargs: arguments of the environment beside those of the spec, such as `render_mode="rgb_array"`.
+        config: timeouts, environment variables, and how many copies share a process, which steps them all for one
+            message; its `num_envs` is ignored.
+        kwargs: arguments of the environment in addition to those of the spec, such as `render_mode="rgb_array"`.
 
     Raises: EnvError if the environment cannot be built, ActorDied if a process does not come up, ConfigError if this
-        process's limits on open files or address space leave no room for them, TypeError for a wrapper that no other
-        process can import.
+        process's limits on open files or address space are too low, TypeError for a wrapper that another process cannot
+        import.
     """
     spec = EnvSpec(id=env) if isinstance(env, str) else env
     spec = msgspec.structs.replace(
@@ -65,8 +65,8 @@ def make_vec(
 class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
     """See `make_vec`. Behaves as gymnasium's own vector environments do: seeds, infos, final observations, attributes.
 
-    Calls raise `ActorDied` or `ActorFrozen` where a process dies or does not answer, and `EnvError` where an environment
-    breaks its contract. All processes end with `close`, and with this process whatever happens.
+    Calls raise `ActorDied` or `ActorFrozen` if a process dies or does not answer, and `EnvError` if an environment breaks
+    its contract. All processes end with `close`, and at the latest with this process.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
 
         Args:
             seed: environment i gets `seed + i`, or the i-th of a list.
-            options: handed to each environment, without the mask.
+            options: passed to each environment, without the mask.
         """
         seeds = self._seeds(seed)
         chosen, plain_options = self._chosen(options)
@@ -110,14 +110,14 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
     def reset_rows(
         self, rows: Sequence[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
     ) -> tuple[Any, dict[int, dict[str, Any]]]:
-        """Reset some environments, each with its own seed and options; all observations, and the infos by row."""
+        """Reset some environments, each with its own seed and options; return all observations, and the infos by row."""
         self._choose_batch(is_whole=len(rows) == self.num_envs)
         infos = self._run(self._rows.reset(rows, seeds, options))
         self._must_reset[list(rows)] = False
         return self._observations(), infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Run one control step everywhere; environments whose episode has ended begin the next one as the mode says."""
+        """Run one control step in all environments; those whose episode ended begin the next one as the mode says."""
         observations, answers = self.step_rows(actions)
         rewards, ends, cuts, last_infos, finals = zip(*answers, strict=True)
         infos: dict[str, Any] = {}
@@ -128,8 +128,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return observations, np.array(rewards, np.float64), np.array(ends, np.bool_), np.array(cuts, np.bool_), infos
 
     def step_rows(self, actions: Any) -> tuple[Any, list[Answer]]:
-        """The same step as observations, and of each environment its reward, terminated, truncated, info, and what was
-        final if it began its next episode in this step."""
+        """Run the same step; return the observations, and for each environment its reward, terminated, truncated, info,
+        and its final values if it began its next episode in this step."""
         if self.autoreset_mode is AutoresetMode.DISABLED and self._must_reset.any():
             ended = np.flatnonzero(self._must_reset).tolist()
             raise gymnasium.error.ResetNeeded(f"the episodes of environments {ended} are over; reset them first.")
@@ -144,7 +144,8 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return self._observations(), answers
 
     def _packed_rows(self, actions: Any) -> list[Any]:
-        """What travels to each environment; None to those that begin their next episode, whose action does not matter."""
+        """Return the packed action of each environment; None for those that begin their next episode and ignore their
+        action."""
         gate, resets = self._gate, self.autoreset_mode is AutoresetMode.NEXT_STEP and self._must_reset.any()
         rows = None if resets else gate.packed_rows(actions)
         if rows is not None and len(rows) == self.num_envs:
@@ -155,19 +156,19 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         ]
 
     def render(self) -> tuple[Any, ...]:
-        """What each environment's render gives."""
+        """Return what each environment's render returns."""
         return tuple(self._run(self._rows.render(range(self.num_envs))))
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """What a method of each environment, or of a wrapper around it, gives; or its attribute.
+        """Return the results of a method of each environment or of a wrapper around it, or an attribute.
 
-        Arguments and results are plain values, arrays or spaces: others cannot go between processes.
-        Raises: AttributeError for an unknown name, TypeError for what cannot travel, and what a method raises.
+        Arguments and results are plain values, arrays or spaces: others cannot be sent between processes.
+        Raises: AttributeError for an unknown name, TypeError for what cannot be sent, and what a method raises.
         """
         return tuple(self.call_rows(range(self.num_envs), name, *args, **kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """An attribute of each environment, or of a wrapper around it."""
+        """Return an attribute of each environment, or of a wrapper around it."""
         return self.call(name)
 
     def set_attr(self, name: str, values: list[Any] | tuple[Any, ...] | Any) -> None:
@@ -178,7 +179,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self.set_attr_rows(range(self.num_envs), name, each)
 
     def call_rows(self, rows: Sequence[int], name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """`call` for some environments."""
+        """Call a method of some environments; see `call`."""
         return self._run(self._rows.call(rows, name, args, kwargs))
 
     def set_attr_rows(self, rows: Sequence[int], name: str, values: Sequence[Any]) -> None:
@@ -193,7 +194,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return self._batch.give() if self.copy else self._batch.get()
 
     def _choose_batch(self, *, is_whole: bool) -> None:
-        """Where the next observations are written. Those that are not `is_whole` stand beside rows from before."""
+        """Choose where the next observations are written. If not `is_whole`, the other rows keep their earlier values."""
         if not self.copy:
             return
         if is_whole:
@@ -215,7 +216,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return list(seed)
 
     def _chosen(self, options: dict[str, Any] | None) -> tuple[np.ndarray, dict[str, Any] | None]:
-        """Which environments to reset, and the options without the mask."""
+        """Return which environments to reset, and the options without the mask."""
         if options is None or "reset_mask" not in options:
             return np.ones(self.num_envs, np.bool_), options
         mask = options["reset_mask"]

@@ -1,4 +1,4 @@
-"""The actor inside a simulator's process: it runs the environments that live there, one message at a time."""
+"""The actor inside a simulator's process: it runs the environments of the process, one message at a time."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from vla_rl.types import EnvSpec, Info
 
 
 class EnvWorker(Actor):
-    """Owns the environments of one process and runs them on request; `env` says which one, from 0 on.
+    """Owns the environments of one process and runs them on request; `env` is the number of one, from 0.
 
-    Each is built, played and broken by itself: a fault reaches the caller that met it, and the process stays. While one
-    of them works the others wait.
+    Each environment is built, run and closed separately: a fault is raised in the call that met it, and the process
+    continues. While one of them works the others wait.
 
     Args:
-        num_envs: places for environments.
+        num_envs: number of places for environments.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -38,25 +38,25 @@ class EnvWorker(Actor):
             raise faults[0]
 
     async def open(self, env: int, spec: EnvSpec) -> EnvDescription:
-        """See `HostedEnv.open`."""
+        """Run `HostedEnv.open`."""
         return self._envs[env].open(spec)
 
     async def write_rows(self, env: int, path: str, index: int, num_rows: int) -> None:
-        """See `HostedEnv.write_rows`."""
+        """Run `HostedEnv.write_rows`."""
         self._envs[env].write_rows(path, index, num_rows)
 
     async def reset(
         self, env: int, seed: int | None, options: dict[str, Any] | None, batch: int
     ) -> tuple[Packed, Info]:
-        """See `HostedEnv.reset`."""
+        """Run `HostedEnv.reset`."""
         return self._envs[env].reset(seed, options, batch)
 
     async def step(self, env: int, action: Any, batch: int) -> PackedStep:
-        """See `HostedEnv.step`."""
+        """Run `HostedEnv.step`."""
         return self._envs[env].step(action, batch)
 
     async def step_all(self, actions: list[Any], batch: int) -> list[PackedStep]:
-        """One control step of every environment here, in order. Raises: the first fault, when all have run."""
+        """Run one control step of each environment here, in order. Raises: the first fault, when all have run."""
         steps, faults = [], []
         for env, action in zip(self._envs, actions, strict=True):
             try:
@@ -68,15 +68,15 @@ class EnvWorker(Actor):
         return steps
 
     async def step_chunk(self, env: int, actions: np.ndarray, frames_every: int | None) -> PackedChunk:
-        """See `HostedEnv.step_chunk`."""
+        """Run `HostedEnv.step_chunk`."""
         return self._envs[env].step_chunk(actions, frames_every)
 
     async def render(self, env: int) -> Any:
-        """See `HostedEnv.render`."""
+        """Run `HostedEnv.render`."""
         return self._envs[env].render()
 
     async def call(self, env: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """See `attributes.call`."""
+        """Run `attributes.call`."""
         return self._envs[env].call(name, args, kwargs)
 
     async def set_attr(self, env: int, name: str, value: list[Any]) -> None:
@@ -84,13 +84,13 @@ class EnvWorker(Actor):
         self._envs[env].set_attr(name, unmarked(value))
 
     async def get_state(self, env: int) -> Any:
-        """See `HostedEnv.get_state`."""
+        """Run `HostedEnv.get_state`."""
         return self._envs[env].get_state()
 
     async def set_state(self, env: int, state: Any) -> Packed:
-        """See `HostedEnv.set_state`."""
+        """Run `HostedEnv.set_state`."""
         return self._envs[env].set_state(state)
 
     async def close_env(self, env: int) -> None:
-        """See `HostedEnv.close`; the process stays for the next one."""
+        """Run `HostedEnv.close`; the process stays for the next environment."""
         self._envs[env].close()

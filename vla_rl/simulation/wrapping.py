@@ -1,4 +1,5 @@
-"""Wrappers of gymnasium around an environment that another process builds: named there, found and applied here."""
+"""Wrappers of gymnasium around an environment in another process: named by the caller, imported and applied in the
+process."""
 
 import functools
 import importlib
@@ -14,13 +15,14 @@ from vla_rl.simulation.plain import as_plain
 from vla_rl.types import WrapperSpec
 
 CHECKS_ONLY: Final = (OrderEnforcing, PassiveEnvChecker)
-"""Wrappers of `gymnasium.make` that neither look at an observation nor end an episode."""
+"""Wrappers of `gymnasium.make` that neither read observations nor end episodes."""
 
 
 def wrapper_spec(wrapper: Callable[..., Any] | WrapperSpec) -> WrapperSpec:
     """Name a wrapper class, a function that wraps, or a `functools.partial` of one with keyword arguments.
 
-    Raises: TypeError for one that another process cannot import, such as a lambda, and for arguments that cannot travel.
+    Raises: TypeError for a wrapper that another process cannot import, such as a lambda, and for arguments that cannot be
+    sent.
     """
     if isinstance(wrapper, WrapperSpec):
         return wrapper
@@ -28,12 +30,12 @@ def wrapper_spec(wrapper: Callable[..., Any] | WrapperSpec) -> WrapperSpec:
         return WrapperSpec(path=import_path(wrapper))
     path = import_path(wrapper.func)
     if wrapper.args:
-        raise TypeError(f"the partial of {path} has arguments without a name, expected keywords only: {wrapper.args}")
+        raise TypeError(f"the partial of {path} has positional arguments, expected keywords only: {wrapper.args}")
     return WrapperSpec(path=path, kwargs={key: as_plain(value, key) for key, value in wrapper.keywords.items()})
 
 
 def wrapped(env: gymnasium.Env[Any, Any], wrappers: Iterable[WrapperSpec]) -> gymnasium.Env[Any, Any]:
-    """The environment in its wrappers, the first one innermost. Raises: EnvError for a path that names none."""
+    """Return the environment in its wrappers, innermost first. Raises: EnvError for a path that does not name one."""
     for wrapper in wrappers:
         module, _, name = wrapper.path.partition(":")
         try:
@@ -45,7 +47,7 @@ def wrapped(env: gymnasium.Env[Any, Any], wrappers: Iterable[WrapperSpec]) -> gy
 
 
 def shows_every_step(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether a wrapper may look at, or end the episode after, any step of the environment inside of it."""
+    """Return whether a wrapper may look at any step of the environment inside it, or end the episode after it."""
     while isinstance(env, gymnasium.Wrapper):
         if not isinstance(env, CHECKS_ONLY):
             return True
@@ -54,7 +56,7 @@ def shows_every_step(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def classes_of_wrappers(env: gymnasium.Env[Any, Any]) -> frozenset[str]:
-    """`module:name` of the class of each wrapper, and of the classes that it is derived from."""
+    """Return `module:name` of the class of each wrapper, and of its base classes."""
     found: set[str] = set()
     while isinstance(env, gymnasium.Wrapper):
         found |= {f"{kind.__module__}:{kind.__qualname__}" for kind in type(env).__mro__[:-1]}
