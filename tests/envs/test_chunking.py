@@ -103,7 +103,7 @@ def test_a_chunk_in_which_no_frame_is_due_has_none() -> None:
 def test_frames_of_an_environment_that_renders_nothing_are_refused() -> None:
     env = gymnasium.make("vla_rl.envs:vla_rl/toy_reach-v0", task_id=0)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match='render gave NoneType; make the environment with render_mode="rgb_array"'):
+    with pytest.raises(ValueError, match='render returned NoneType; make the environment with render_mode="rgb_array"'):
         run_chunk(env, np.zeros((2, 7), np.float32), frames_every=1)
     with pytest.raises(ValueError, match="frames_every is 0, expected >= 1"):
         run_chunk(env, np.zeros((2, 7), np.float32), frames_every=0)

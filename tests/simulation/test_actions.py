@@ -52,7 +52,7 @@ def test_discrete_actions_are_whole_numbers_in_range() -> None:
     for action in (3, -1, 1.0, [1]):
         with pytest.raises(ValueError, match="action for keys-v0 is"):
             gate.one(action)
-    with pytest.raises(ValueError, match="only those of a Box come in chunks"):
+    with pytest.raises(ValueError, match="action chunks need a Box space"):
         gate.chunk(np.zeros((2, 1)))
 
 

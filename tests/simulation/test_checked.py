@@ -129,7 +129,7 @@ def test_a_state_is_refused_by_an_environment_that_has_none() -> None:
     env = CheckedEnv(EnvSpec(id="CartPole-v1"))
     env.reset(seed=0, options=None)
     assert not env.description.has_state
-    with pytest.raises(TypeError, match="CartPole-v1 offers no get_state"):
+    with pytest.raises(TypeError, match="CartPole-v1 has no get_state"):
         env.get_state()
 
 

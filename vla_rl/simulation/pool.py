@@ -284,7 +284,7 @@ class SimulatorPool:
         self._turn_away(
             EnvError(
                 f"more than {config.max_restarts} simulators of {self._name!r} died within {config.restart_window_s:g} s, "
-                f"more than max_restarts allows; the last one: {death}"
+                f"the limit set by max_restarts; the last one: {death}"
             ),
             cause=death,
         )
