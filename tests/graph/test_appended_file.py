@@ -74,7 +74,7 @@ def test_a_file_that_was_removed_is_an_error_once_and_then_a_new_file(tmp_path: 
     file = AppendedFile(path, opening=b"[")
     file.write(b"first;")
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"removed while it was written: '.*records'"):
+    with pytest.raises(FileNotFoundError, match=r"removed while records were written: '.*records'"):
         file.write(b"second;")
     file.write(b"second;")
     file.close()

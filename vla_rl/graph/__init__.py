@@ -1,6 +1,6 @@
-"""Pipelines of coroutine nodes with declared reads and writes: checked when built, overlapped when run, traced after.
+"""Pipelines of coroutine nodes with declared reads and writes: checked when built, overlapped when run, traced afterwards.
 
-Knows no reinforcement learning, no actor and no torch.
+Knows nothing about reinforcement learning, actors or torch.
 """
 
 from vla_rl.errors import GraphError

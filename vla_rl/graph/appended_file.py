@@ -1,7 +1,7 @@
-"""A file that grows by whole records, whatever happens to its disk.
+"""A file that grows by whole records, even if its disk is full or fails.
 
-Traces, metrics and results are written with it. It lives in this room because the trace needs it, and every room that
-writes results may import this one.
+Traces, metrics and results are written with it. It is in this package because the trace needs it, and all packages that
+write results may import this one.
 """
 
 import contextlib
@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Final
 
 BLOCK: Final = 1 << 16
-"""Bytes read at a time when the end of the last whole line is searched."""
+"""Bytes read at a time when searching for the end of the last whole line."""
 
 
 class AppendedFile:
-    """Appends records, each of which is in the file whole or not at all; the half that a full disk leaves is taken back.
+    """Appends records, each of which is in the file completely or not at all; the part that a full disk leaves is removed.
 
-    The first record opens the file. One writer a file, one thread at a time.
+    The first record opens the file. Only one writer per file, and one thread at a time.
 
     Args:
         path: the file, in a folder that exists.
-        opening: bytes that an empty file begins with; written together with the first record.
-        lines: records are lines. Half a line at the end of an existing file, as a kill leaves it, is cut off.
-        anew: drop what an existing file holds.
+        opening: bytes at the beginning of an empty file; written together with the first record.
+        lines: True if records are lines. An incomplete line at the end of an existing file, as a kill leaves it, is
+            cut off.
+        anew: discard the content of an existing file.
     """
 
     def __init__(
@@ -38,14 +39,14 @@ class AppendedFile:
 
     @property
     def size(self) -> int:
-        """Bytes of whole records, once a record was written; 0 before."""
+        """Bytes of complete records, once a record was written; 0 before."""
         return self._size
 
     def write(self, record: bytes, *, sync: bool = False) -> int:
-        """Append a record, with `sync` also to the disk itself; returns its length.
+        """Append a record, with `sync` also to the disk itself; return its length.
 
-        Raises: OSError with the path if the record could not be written; nothing of it stays in the file then. A file
-            that was removed or replaced since its last record is such an error, and the next record begins a new file.
+        Raises: OSError with the path if the record could not be written; none of it then stays in the file. A file
+            that was removed or replaced since its last record also raises, and the next record begins a new file.
         """
         try:
             descriptor = self._opened()
@@ -66,12 +67,12 @@ class AppendedFile:
         return len(record)
 
     def sync(self) -> None:
-        """Bring all records to the disk itself. Raises: OSError."""
+        """Flush all records to the disk itself. Raises: OSError."""
         if self._descriptor is not None:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Let go of the file; a later record opens it again and goes on behind the others."""
+        """Close the file; a later record opens it again and is appended."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
@@ -81,7 +82,7 @@ class AppendedFile:
             if _is_same_file(self.path, self._descriptor):
                 return self._descriptor
             self.close()
-            raise FileNotFoundError(errno.ENOENT, "the file was removed while it was written")
+            raise FileNotFoundError(errno.ENOENT, "the file was removed while records were written")
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if self._is_anew else 0)
         descriptor = os.open(self.path, flags, 0o666)
         try:
@@ -117,7 +118,7 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
 
 
 def _end_of_last_line(path: Path, size: int) -> int:
-    """Bytes up to and with the last newline."""
+    """Return the number of bytes up to and including the last newline."""
     with path.open("rb") as file:
         end = size
         while end > 0:

@@ -1,6 +1,6 @@
-"""Pictures of a graph: a text tree, mermaid text, graphviz's language, and files through graphviz's `dot`.
+"""Drawings of a graph: a text tree, mermaid text, graphviz's language, and files made by graphviz's `dot`.
 
-In all of them a solid arrow is a value, a thick one a stream, a dashed one mere order.
+In all of them a solid arrow is a value, a thick one a stream, a dashed one only an order.
 """
 
 import logging
@@ -29,7 +29,7 @@ _OTHER_COLOR = "#f5f5f5"
 
 
 def draw(graph: TaskGraph, path: Path) -> Path:
-    """Write a picture in the format that the suffix names; see `TaskGraph.draw`."""
+    """Write a drawing in the format of the suffix; see `TaskGraph.draw`."""
     suffix = path.suffix.lower()
     texts = {".mmd": to_mermaid, ".dot": to_dot, ".txt": to_tree}
     if suffix in texts:
@@ -53,7 +53,7 @@ def draw(graph: TaskGraph, path: Path) -> Path:
 
 
 def to_tree(graph: TaskGraph) -> str:
-    """The graph as an indented tree: each node once, below the last of those it waits for."""
+    """Return the graph as an indented tree: each node once, below the last of its dependencies."""
     below: dict[str | None, list[str]] = {}
     order = {node_id: position for position, node_id in enumerate(graph.nodes)}
     for node_id in graph.nodes:
@@ -72,7 +72,7 @@ def to_tree(graph: TaskGraph) -> str:
 
 
 def to_mermaid(graph: TaskGraph) -> str:
-    """The graph as a mermaid flowchart."""
+    """Return the graph as a mermaid flowchart."""
     names = {node_id: f"n{number}" for number, node_id in enumerate(graph.nodes)}
     out = ["flowchart TD"]
     for node in graph.nodes.values():
@@ -87,7 +87,7 @@ def to_mermaid(graph: TaskGraph) -> str:
 
 
 def to_dot(graph: TaskGraph) -> str:
-    """The graph in graphviz's language."""
+    """Return the graph in graphviz's language."""
     out = [
         f"digraph {_quoted(graph.id)} {{",
         f"    label={_quoted(graph.description or graph.id)}; labelloc=t; fontname=Helvetica;",

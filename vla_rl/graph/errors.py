@@ -1,4 +1,4 @@
-"""What can be wrong with a graph, one class for each mistake; all are `GraphError`, so one `except` catches them.
+"""Errors of a graph, one class for each mistake; all are `GraphError`, so one `except` catches them.
 
 Everything above `NodeFailed` is raised before anything runs.
 """
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class InvalidNode(GraphError):
-    """A node's own declaration makes no sense: an empty id, a negative retry count, a name that is no identifier."""
+    """A node's own declaration is invalid: an empty id, a negative retry count, a name that is not an identifier."""
 
 
 class DuplicateNode(GraphError):
-    """Two nodes of one id."""
+    """Two nodes with the same id."""
 
 
 class UnknownNode(GraphError):
-    """A question about, or an edit of, a node that the graph does not have."""
+    """A query about, or an edit of, a node that the graph does not have."""
 
 
 class UnknownDependency(GraphError):
@@ -30,15 +30,15 @@ class UnknownDependency(GraphError):
 
 
 class MissingProducer(GraphError):
-    """A node reads a value that no node writes and that is no input of the graph."""
+    """A node reads a value that no node writes and that is not an input of the graph."""
 
 
 class TwoWriters(GraphError):
-    """Two nodes, or a node and an input of the graph, write one name."""
+    """Two nodes, or a node and an input of the graph, write the same name."""
 
 
 class CyclicGraph(GraphError):
-    """Nodes that wait for each other in a circle."""
+    """Nodes that wait for each other in a cycle."""
 
 
 class UnknownFunction(GraphError):
@@ -50,7 +50,7 @@ class NotAsync(GraphError):
 
 
 class SignatureMismatch(GraphError):
-    """A function's parameters are not the values it reads and the config it is given."""
+    """A function's parameters do not match the values it reads and the config it is given."""
 
 
 class InvalidStream(GraphError):
@@ -58,15 +58,15 @@ class InvalidStream(GraphError):
 
 
 class InvalidPipelineFile(GraphError):
-    """A TOML file that describes no pipeline: an unknown key, a wrong type, no node."""
+    """A TOML file that does not describe a pipeline: an unknown key, a wrong type, no node."""
 
 
 class UnknownResource(GraphError):
-    """A node needs a resource that the executor does not have, or more of it than there is."""
+    """A node needs a resource that the executor does not have, or more units than it has."""
 
 
 class InvalidRun(GraphError):
-    """An executor or a run that was asked for something impossible: inputs that do not match, no room for an update."""
+    """An executor or a run got impossible arguments: inputs that do not match, no room for an update."""
 
 
 class NodeFailed(GraphError):
@@ -75,10 +75,10 @@ class NodeFailed(GraphError):
     Args:
         node: id of the node.
         update: index of the update in which it failed.
-        message: what happened.
+        message: description of the failure.
 
-    `__cause__` is the exception that the node's function raised. `report` is the update as far as it came: statuses,
-    spans, and the values of the nodes that finished. Other nodes that failed in the same update are in `__notes__`.
+    `__cause__` is the exception that the node's function raised. `report` is the unfinished update: statuses, spans, and
+    the values of the nodes that finished. Other nodes that failed in the same update are in `__notes__`.
     """
 
     def __init__(self, node: str, update: int, message: str) -> None:
@@ -88,14 +88,14 @@ class NodeFailed(GraphError):
 
 
 class WrongOutput(NodeFailed):
-    """A node returned something else than it declared in `writes`. Never retried."""
+    """A node returned something other than it declared in `writes`. Never retried."""
 
 
 class WrongInput(GraphError):
-    """A node's function cannot use a value that it read. The node that wrote the value is reported as the one that failed.
+    """A node's function cannot use a value that it read. The node that wrote the value is reported as the failed one.
 
     Args:
-        parameter: the parameter of the function that was given the value.
+        parameter: the function's parameter with the value.
         problem: what the value is, and what was expected.
     """
 
@@ -105,7 +105,8 @@ class WrongInput(GraphError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where something known is close to `name`, else what is known, else nothing."""
+    """Return `; did you mean 'x'?` if a known name is close to `name`, else the known names if there are few, else
+    nothing."""
     candidates = list(known)
     if close := difflib.get_close_matches(name, candidates, n=1):
         return f"; did you mean {close[0]!r}?"

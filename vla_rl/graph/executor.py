@@ -1,13 +1,13 @@
-"""Runs a graph, update after update, each node as a coroutine.
+"""Run a graph, update after update, each node as a coroutine.
 
     async with executor.run(num_updates=10) as updates:
         async for update in updates:
             print(update.critical_path)
 
-What always holds:
+Guarantees:
     a node of update u + 1 starts after the same node of update u has finished;
     at most `max_in_flight` updates are in flight, the one in the loop's body among them;
-    updates arrive in order; after the `async with` nothing of the run is left, whatever the reason.
+    updates arrive in order; after the `async with` no task of the run is left, whatever the reason.
 """
 
 import asyncio
@@ -30,27 +30,28 @@ from vla_rl.graph.update_run import UpdateRun
 
 @dataclass(frozen=True, slots=True)
 class RunningNode:
-    """A node that works, or waits for its turn, at this moment."""
+    """A node that runs, or waits for its turn, at this moment."""
 
     node: str
     update: int
     status: str
     since_s: float | None
-    """Seconds since it began to work, None while it waits."""
+    """Seconds since it began to run; None while it waits."""
 
 
 class Executor:
-    """A graph and what it runs on.
+    """A graph with the resources to run it.
 
     Args:
-        graph: what to run.
-        resources: capacity of each named resource, or a `Resource` shared with others. There is one `device` unless
-            this says otherwise.
-        max_in_flight: updates at the same time. 1 is synchronous: an update begins when the loop asks for it. A node
-            may see values made while up to `max_in_flight - 1` earlier updates were unfinished.
-        stream_capacity: items that wait in a stream for one reader before the writer waits.
-        keep: values to show in `Update.values` beside those that no node reads.
-        clock: where times come from.
+        graph: the graph to run.
+        resources: capacity of each named resource, or a `Resource` that is shared with other code. By default there
+            is one `device`.
+        max_in_flight: largest number of updates at the same time. 1 is synchronous: an update begins when the loop
+            asks for it. With more, a node may see values made while up to `max_in_flight - 1` earlier updates were
+            unfinished.
+        stream_capacity: items that may wait in a stream for one reader before the writer waits.
+        keep: values to store in `Update.values` in addition to those that no node reads.
+        clock: clock for all times.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class Executor:
         self._stream_capacity, self._clock = stream_capacity, clock
 
     def run(self, num_updates: int | None = None, *, first: int = 0, inputs: Mapping[str, Any] | None = None) -> "Run":
-        """Updates `first`, `first + 1`, ...; enter it with `async with`, then iterate.
+        """Return a run of updates `first`, `first + 1`, ...; enter it with `async with`, then iterate.
 
         Args:
-            num_updates: how many; None for as many as the loop asks for.
-            first: index of the first one, such as the next one after a checkpoint.
+            num_updates: number of updates; None for as many as the loop asks for.
+            first: index of the first update, such as the next one after a checkpoint.
             inputs: a value for each input of the graph but `update`; the same in every update.
 
         Raises: `InvalidRun` if inputs are missing or unknown.
@@ -87,9 +88,9 @@ class Executor:
         given, expected = inputs or {}, [name for name in self.graph.inputs if name != "update"]
         for name in given:
             if name not in expected:
-                raise InvalidRun(f"{name!r} is no input of graph {self.graph.id!r}{nearest(name, expected)}")
+                raise InvalidRun(f"{name!r} is not an input of graph {self.graph.id!r}{nearest(name, expected)}")
         if missing := [name for name in expected if name not in given]:
-            raise InvalidRun(f"graph {self.graph.id!r} needs the inputs {missing}; give them by run(inputs={{...}})")
+            raise InvalidRun(f"graph {self.graph.id!r} needs the inputs {missing}; pass them as run(inputs={{...}})")
         if num_updates is not None and num_updates < 0:
             raise InvalidRun(f"num_updates is {num_updates}, expected >= 0, or None for no end")
         last = None if num_updates is None else first + num_updates
@@ -97,11 +98,11 @@ class Executor:
 
 
 class Run:
-    """A run of the executor, entered once. Owns every task of every update in flight.
+    """A run of the executor, entered once. Owns all tasks of all updates in flight.
 
-    A failure arrives as `NodeFailed` where the loop asks for the update that failed; earlier updates arrive before it,
-    later ones are cancelled. Leaving the block early cancels what is in flight and waits for its end; if one of those
-    updates had already failed, that is raised too, so that no failure goes unseen. `cut_short` then has those updates.
+    A failure is raised as `NodeFailed` when the loop asks for the failed update; earlier updates arrive before it, later
+    ones are cancelled. Leaving the block early cancels the updates in flight and waits for their end; if one of them had
+    already failed, that error is raised too. `cut_short` then contains those updates.
     """
 
     def __init__(
@@ -121,11 +122,11 @@ class Run:
         self._arrival: asyncio.Future[None] | None = None
         self._entered = self._closed = False
         self.cut_short: tuple[Update, ...] = ()
-        """Updates that were begun and that the loop was not given, as far as they came; once the run has stopped."""
+        """Unfinished updates that the loop did not receive; available once the run has stopped."""
 
     @property
     def running(self) -> tuple[RunningNode, ...]:
-        """What works or waits for its turn now, oldest update first: for a progress display."""
+        """Nodes that run or wait for their turn now, oldest update first: for a progress display."""
         now = self._clock()
         return tuple(
             RunningNode(
@@ -141,7 +142,7 @@ class Run:
 
     async def __aenter__(self) -> Self:
         if self._entered:
-            raise RuntimeError("this run was entered before; call Executor.run again for another one")
+            raise RuntimeError("this run was already entered; call Executor.run again for another one")
         self._entered = True
         self._admit()
         return self
@@ -181,14 +182,14 @@ class Run:
         return head.result
 
     def node_completed(self, update: UpdateRun, position: int) -> None:
-        """Let the same node of the next update go on."""
+        """Release the same node of the next update."""
         for later in self._in_flight:
             if later.index == update.index + 1:
                 later.release(position, update.nodes[position].activity.last, Waited.PREVIOUS_UPDATE)
                 return
 
     def update_failed(self, update: UpdateRun) -> None:
-        """Later updates would build on what is missing: cancel them."""
+        """Cancel later updates, since they would use missing values."""
         self._last = self._next
         for later in reversed(self._in_flight):
             if later.index > update.index:
@@ -203,13 +204,14 @@ class Run:
             self._arrival.set_result(None)
 
     def _add_others(self, failure: NodeFailed) -> None:
-        """What failed in other updates is told with the failure that is raised."""
+        """Add the failures of other updates as notes to the one that is raised."""
         for update in self._in_flight:
             if update.failure is not None and update.failure is not failure:
                 failure.add_note(f"also, {update.failure}")
 
     def _admit(self) -> None:
-        """Fill the free places; only called when the loop asks, so that the update in its body counts as in flight."""
+        """Start updates up to the limit; only called when the loop asks, so that the update in its body counts as in
+        flight."""
         while (self._last is None or self._next < self._last) and len(self._in_flight) < self._max_in_flight:
             previous = self._in_flight[-1] if self._in_flight else None
             update = UpdateRun(self._plan, self._next, self._inputs, self, self._clock, self._stream_capacity)
@@ -218,7 +220,7 @@ class Run:
             update.start(previous)
 
     async def _stop(self) -> None:
-        """Cancel what is in flight, newest update first, and wait for the end of every task."""
+        """Cancel the updates in flight, newest first, and wait for the end of all tasks."""
         self._last = self._next
         for update in reversed(self._in_flight):
             update.stop()
@@ -226,7 +228,7 @@ class Run:
         while tasks := [task for update in self._in_flight for task in update.tasks]:
             try:
                 await asyncio.wait(tasks)
-            except asyncio.CancelledError as error:  # the tasks have been told; they are still waited for
+            except asyncio.CancelledError as error:  # the tasks are already cancelled; keep waiting for their end
                 cancelled = error
         self.cut_short += tuple(update.so_far() for update in self._in_flight)
         self._in_flight.clear()

@@ -1,4 +1,4 @@
-"""Whether a function fits its node: async, and with exactly the parameters that the node fills."""
+"""Check that a function fits its node: async, and with exactly the parameters that the node fills."""
 
 import enum
 import inspect
@@ -10,7 +10,7 @@ from vla_rl.graph.node import Node
 
 
 class FunctionKind(enum.Enum):
-    """How a node's function is run."""
+    """Ways to run a node's function."""
 
     CALL = "call"
     """A coroutine function, called once."""
@@ -23,7 +23,7 @@ class FunctionKind(enum.Enum):
 
 
 def kind_of(node: Node, func: Any) -> FunctionKind:
-    """How the node is run. Raises `NotAsync` for anything that is not async."""
+    """Return how the function is run. Raises `NotAsync` for anything that is not async."""
     if inspect.isclass(func):
         raise NotAsync(
             f"node {node.id!r}: {func.__qualname__} is a class, expected `async def`, or an instance with an async __call__"
@@ -47,7 +47,7 @@ def check_signature(node: Node, func: Any) -> None:
     for parameter in parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise SignatureMismatch(
-                f"{signature} takes {str(parameter)!r}; a node's values are handed by keyword, one named parameter each"
+                f"{signature} takes {str(parameter)!r}; a node's values are passed by keyword, one named parameter each"
             )
     if both := node.reads.keys() & node.config.keys():
         raise SignatureMismatch(f"node {node.id!r}: {_listed(both)} is filled both by reads and by config; keep one")
@@ -56,7 +56,7 @@ def check_signature(node: Node, func: Any) -> None:
     required = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
     if missing := required - node.reads.keys() - node.config.keys():
         raise SignatureMismatch(
-            f"{signature} needs {_listed(missing)}, which the node does not give; add it to reads or to config"
+            f"{signature} needs {_listed(missing)}, which the node does not fill; add it to reads or to config"
         )
 
 
@@ -65,7 +65,7 @@ def _check_filled(signature: str, where: str, given: Mapping[str, Any], paramete
         if name not in parameters:
             raise SignatureMismatch(
                 f"{signature} has no parameter {name!r}, which {where} fills{nearest(name, parameters)}"
-                + ("; where the value has another name, write reads={'parameter': 'value'}" if where == "reads" else "")
+                + ("; if the value has another name, write reads={'parameter': 'value'}" if where == "reads" else "")
             )
 
 

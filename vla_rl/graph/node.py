@@ -1,6 +1,6 @@
-"""A node: a function, the names it reads and writes, and what it needs to run.
+"""A node: a function, the names it reads and writes, and the resources it needs.
 
-A node's function is handed values by name and returns values; it never sees the graph, the executor or a whole config.
+A node's function receives values by name and returns values; it never sees the graph, the executor or a whole config.
 """
 
 import enum
@@ -12,7 +12,7 @@ from vla_rl.graph.errors import InvalidNode
 
 
 class NodeType(enum.Enum):
-    """What kind of work a node does; shown in pictures and asked for by `TaskGraph.nodes_by_type`."""
+    """Kind of work of a node; shown in drawings and queried with `TaskGraph.nodes_by_type`."""
 
     COMPUTE = "compute"
     DATA_LOAD = "data_load"
@@ -26,7 +26,7 @@ class NodeType(enum.Enum):
 
 
 class NodeRole(enum.Enum):
-    """Whose part a node plays in the algorithm; shown in pictures and asked for by `TaskGraph.nodes_by_role`."""
+    """Role of a node in the algorithm; shown in drawings and queried with `TaskGraph.nodes_by_role`."""
 
     DEFAULT = "default"
     ACTOR = "actor"
@@ -39,20 +39,20 @@ class NodeRole(enum.Enum):
 
 
 class NodeStatus(enum.Enum):
-    """How far a node is in one update."""
+    """State of a node in one update."""
 
     PENDING = "pending"
-    """Waits for what it depends on."""
+    """It waits for its dependencies."""
 
     READY = "ready"
-    """Everything it depends on is there; it waits for a resource or for the first item of its stream."""
+    """All dependencies are ready; it waits for a resource or for the first item of its stream."""
 
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
 
     SKIPPED = "skipped"
-    """Never ran, or was cancelled, because something it depends on failed or because the run was left."""
+    """It never ran, or was cancelled, because a dependency failed or because the run ended."""
 
 
 @final
@@ -64,7 +64,7 @@ class _Drop(enum.Enum):
 
 
 DROP = _Drop.DROP
-"""What a streaming node returns to leave an item out. It is counted in `Span.num_dropped`."""
+"""Returned by a streaming node to leave an item out. It is counted in `Span.num_dropped`."""
 
 
 @final
@@ -77,12 +77,12 @@ NOTHING = _Nothing.NOTHING
 
 @dataclass(frozen=True, slots=True)
 class NodeOutput:
-    """What a node may return instead of a bare value, to say more than the value.
+    """Return value of a node that also reports metrics or several values.
 
     Args:
         batch: the value of the one name that the node writes.
-        values: the values of all names that it writes, where there are several.
-        metrics: numbers about this node's work, merged into `Update.metrics`; of a stream, the mean over its items.
+        values: the values of all names that it writes, if there are several.
+        metrics: numbers about this node's work, merged into `Update.metrics`; for a stream, the mean over its items.
     """
 
     batch: Any = NOTHING
@@ -99,14 +99,14 @@ Names: TypeAlias = str | Iterable[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One step of a pipeline, as declared; `Node.declare` says what each field means and takes them in short forms."""
+    """One step of a pipeline, as declared; `Node.declare` describes each field and accepts short forms."""
 
     id: str
     func: NodeFunction | str
     deps: tuple[str, ...] = ()
 
     reads: Mapping[str, str] = field(default_factory=dict)
-    """From each parameter of the function to the name of the value it is handed."""
+    """Value name for each parameter of the function that receives a value."""
 
     writes: tuple[str, ...] = ()
     node_type: NodeType = NodeType.COMPUTE
@@ -137,23 +137,24 @@ class Node:
         retry_on: tuple[type[Exception], ...] = (Exception,),
         config: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A node; wherever several names are expected, one may stand alone.
+        """Declare a node; arguments that take several names also accept a single one.
 
         Args:
             id: unique in its pipeline.
             func: a coroutine function, an async generator function (its items are a stream), or `"module:name"`.
-            deps: nodes that must have finished first. The writers of what is read are waited for anyway.
-            reads: values handed to the function as keyword arguments; `{parameter: value}` where the names differ.
-            writes: values it gives. One: what it returns. Several: the keys of the dict, or `NodeOutput`, it returns.
-            node_type, node_role: for pictures and queries; they change nothing about how the node runs.
+            deps: nodes that must have finished first. The writers of the values it reads need not be named.
+            reads: values passed to the function as keyword arguments; `{parameter: value}` if the names differ.
+            writes: values it writes. One: the return value. Several: the keys of the dict, or `NodeOutput`, that it
+                returns.
+            node_type, node_role: for drawings and queries; they do not change how the node runs.
             resources: held while the function runs, one unit of each; `{name: units}` for more. A stream holds them
                 while it makes an item, not while it waits.
             stream: call the function once for each item of the one streamed value it reads, as it arrives and in that
-                order. What it returns is an item of the value it writes; `DROP` leaves the item out. Without `stream`,
-                a streamed value arrives as the list of all its items, when the last is there.
-            retries: how often a call that raised one of `retry_on` is repeated at once. An async generator is begun
-                again only while it has given no item.
-            retry_on: which exceptions are worth another try.
+                order. The return value is an item of the value it writes; `DROP` leaves the item out. Without `stream`, a
+                streamed value arrives as the list of all its items, once it is complete.
+            retries: how often a call that raised one of `retry_on` is repeated at once. An async generator is only
+                restarted if it has not yielded an item.
+            retry_on: exceptions after which a call is repeated.
             config: values of the function's remaining parameters.
         """
         return cls(
@@ -192,15 +193,15 @@ class Node:
 
 
 def as_names(names: Names) -> tuple[str, ...]:
-    """A tuple of names, from one name or several."""
+    """Return a tuple of names, from one name or several."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def as_reads(reads: Names | Mapping[str, str]) -> dict[str, str]:
-    """From parameter to value name; a bare name is both."""
+    """Return value names by parameter; a bare name is both."""
     return dict(reads) if isinstance(reads, Mapping) else {name: name for name in as_names(reads)}
 
 
 def as_units(resources: Names | Mapping[str, int]) -> dict[str, int]:
-    """From resource to units; a bare name needs one."""
+    """Return units by resource; a bare name needs one unit."""
     return dict(resources) if isinstance(resources, Mapping) else dict.fromkeys(as_names(resources), 1)

@@ -1,4 +1,4 @@
-"""One node in one update: a task that calls its function, once or for each item, and hands on what it gives."""
+"""One node in one update: a task that calls its function, once or for each item, and passes on the results."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger("vla_rl.graph")
 
 
 class Surroundings(Protocol):
-    """What a node needs of the update it is part of."""
+    """Parts of the update that a node uses."""
 
     index: int
     values: dict[str, Any]
@@ -28,7 +28,7 @@ class Surroundings(Protocol):
 
 
 class NodeRun:
-    """Invariants: at most one task; every call holds the node's resources; items leave in the order they came."""
+    """One node in one update. At most one task; each call holds the node's resources; items keep their order."""
 
     __slots__ = (
         "_attempts", "_num_dropped", "_num_items", "_update", "activity", "inbox", "items", "outboxes", "skipped",
@@ -48,13 +48,13 @@ class NodeRun:
         self._attempts = self._num_items = self._num_dropped = 0
 
     def release(self, cause: Interval | None, waited: Waited) -> bool:
-        """One thing less to wait for; True if it was the last one."""
+        """Count one dependency as finished; return True if it was the last one and the node can start."""
         self.waits -= 1
         self.activity.wake(cause, waited)
         return self.waits == 0 and self.status is NodeStatus.PENDING
 
     def start(self, on_end: "Callable[[NodeRun], None]") -> None:
-        """Begin; `on_end` is called when the task is over, whatever the reason."""
+        """Start the task; `on_end` is called when it has ended, whatever the reason."""
         self.status = NodeStatus.READY
         kind = self.step.kind
         work = (
@@ -67,7 +67,7 @@ class NodeRun:
         self.task.add_done_callback(lambda _: on_end(self))
 
     def span(self) -> Span:
-        """What it did and when."""
+        """Return the node's intervals and counts."""
         return Span(
             self.step.id, self._update.index, self.status, tuple(self.activity.intervals),
             self._attempts, self._num_items, self._num_dropped,
@@ -90,7 +90,7 @@ class NodeRun:
         self.activity.pause()
 
     async def _source(self) -> None:
-        """Pass on what the generator yields; resources are held only while it makes an item."""
+        """Pass on the items of the generator; resources are held only while it makes an item."""
         failures = 0
         while True:
             self._attempts += 1
@@ -114,7 +114,7 @@ class NodeRun:
                     del item
 
     async def _call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the function, again after a failure as often as the node allows, with its resources held."""
+        """Call the function with its resources held; repeat it after a failure as often as the node allows."""
         step, failures = self.step, 0
         await self._hold()
         try:
@@ -148,7 +148,7 @@ class NodeRun:
         return {**self.step.config, **{parameter: values[name] for parameter, name in self.step.reads}}
 
     async def _hold(self) -> None:
-        """Take the resources, in order of name; from here on the node works."""
+        """Take the resources, in order of name; the node counts as running from then on."""
         for position, (resource, units) in enumerate(self.step.resources):
             if not resource.take(units):
                 self.activity.pause()

@@ -1,4 +1,4 @@
-"""What a node returned against what it declared to write."""
+"""Check a node's return value against the names it declared to write."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _NO_METRICS: Mapping[str, float] = {}
 def unpack_call(
     node: str, update: int, writes: tuple[str, ...], result: object
 ) -> tuple[Mapping[str, Any], Mapping[str, float]]:
-    """The values by name and the metrics of a node that was called once. Raises `WrongOutput`."""
+    """Return the values by name and the metrics of a node that was called once. Raises `WrongOutput`."""
     metrics = _NO_METRICS
     if isinstance(result, NodeOutput):
         metrics = result.metrics
@@ -42,7 +42,7 @@ def unpack_call(
 
 
 def unpack_item(node: str, update: int, writes: tuple[str, ...], result: object) -> tuple[Any, Mapping[str, float]]:
-    """The item, or `DROP`, and the metrics of one item of a stream; of a node that writes nothing, `DROP`."""
+    """Return an item of a stream, or `DROP`, and its metrics; always `DROP` for a node that writes nothing."""
     if result is DROP:
         return DROP, _NO_METRICS
     if result is None and writes:

@@ -11,12 +11,12 @@ from vla_rl.graph.task_graph import TaskGraph
 
 
 def resolve(path: str, context: str) -> Any:
-    """What `"module:qualified.name"` names. Raises `UnknownFunction`; an error inside the module itself passes."""
+    """Import the object named by `"module:qualified.name"`. Raises `UnknownFunction`, or the module's own error."""
     module_name, colon, qualified_name = path.partition(":")
     if not (colon and module_name and qualified_name):
         guess = ":".join(path.rsplit(".", 1)) if not colon and "." in path else "my_package.my_module:my_function"
         raise UnknownFunction(
-            f"{context}: {path!r} is no path of a function, expected 'module:name', such as {guess!r}"
+            f"{context}: {path!r} is not the path of a function, expected 'module:name', such as {guess!r}"
         )
     try:
         found: Any = importlib.import_module(module_name)
@@ -25,7 +25,7 @@ def resolve(path: str, context: str) -> Any:
             raise
         raise UnknownFunction(
             f"{context}: there is no module {module_name!r}{_nearest_module(module_name)} "
-            "It must be importable from where this runs."
+            "The module must be importable in this process."
         ) from None
     for part in qualified_name.split("."):
         if not hasattr(found, part):
@@ -37,11 +37,11 @@ def resolve(path: str, context: str) -> Any:
 
 
 def load_pipeline(path: str, *arguments: object) -> Pipeline:
-    """Call the function at `"module:function"` and give the pipeline it returns, ready to be changed and built.
+    """Call the function at `"module:function"` and return its pipeline, ready to be changed and built.
 
     Args:
-        path: of a function that returns a `Pipeline` or a `TaskGraph`.
-        arguments: handed to it, such as the run's config.
+        path: path of a function that returns a `Pipeline` or a `TaskGraph`.
+        arguments: passed to the function, such as the run's config.
     """
     function = resolve(path, "custom pipeline")
     if not callable(function):
@@ -55,7 +55,7 @@ def load_pipeline(path: str, *arguments: object) -> Pipeline:
 
 
 def _nearest_module(name: str) -> str:
-    """A hint from the modules beside the first part of `name` that does not exist."""
+    """Return a hint from the modules next to the first part of `name` that does not exist."""
     known: list[str] = []
     parts = name.split(".")
     for depth in range(len(parts)):

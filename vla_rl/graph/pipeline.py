@@ -1,4 +1,4 @@
-"""The builder: nodes are added, inserted, replaced and removed here; `build` checks the whole and gives a `TaskGraph`."""
+"""The builder: nodes are added, inserted, replaced and removed here; `build` checks the whole and returns a `TaskGraph`."""
 
 import os
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """Nodes in the order in which they were added. Every method that changes it returns it, so that calls chain.
+    """Nodes in the order in which they were added. Each method that changes the pipeline returns it, so that calls chain.
 
     Args:
-        id: name of the pipeline, in pictures and traces.
-        description: one line for people.
-        inputs: values that come from outside. `update` is the index of the update, given by the executor; the others
-            are given to `Executor.run`.
+        id: name of the pipeline, in drawings and traces.
+        description: description in one line.
+        inputs: values from outside. The executor sets `update`, the index of the update; the others are passed to
+            `Executor.run`.
     """
 
     def __init__(self, id: str, description: str = "", *, inputs: Names = ()) -> None:
@@ -30,7 +30,7 @@ class Pipeline:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> "Pipeline":
-        """Read a pipeline from a file; `docs/graph.md` has the format. Raises `InvalidPipelineFile`."""
+        """Read a pipeline from a file; the format is in `docs/graph.md`. Raises `InvalidPipelineFile`."""
         from vla_rl.graph.toml_file import read_pipeline
 
         return read_pipeline(path)
@@ -41,7 +41,7 @@ class Pipeline:
         return tuple(self._nodes)
 
     def node(self, node_id: str) -> Node:
-        """The node of this id. Raises `UnknownNode`."""
+        """Return the node with this id. Raises `UnknownNode`."""
         return self._nodes[self._position(node_id)]
 
     def add_node(
@@ -60,7 +60,7 @@ class Pipeline:
         retry_on: tuple[type[Exception], ...] = (Exception,),
         config: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Add a node; `Node.declare` says what each argument means."""
+        """Add a node; `Node.declare` describes the arguments."""
         self._nodes.append(
             Node.declare(
                 id,
@@ -92,7 +92,7 @@ class Pipeline:
         retries: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Change a node in place. What is left out stays as it was; a new `func` drops the old one's `config`."""
+        """Change a node in place. Omitted arguments stay as they were, but a new `func` drops the old one's `config`."""
         old = self.node(node_id)
         kept_config = old.config if func is None else {}
         self._nodes[self._position(node_id)] = replace(
@@ -109,9 +109,9 @@ class Pipeline:
         return self
 
     def insert_after(self, anchor: str, node: Node, *, reroute: Mapping[str, str] | None = None) -> Self:
-        """Put `node` between `anchor` and everything that waited for `anchor`.
+        """Put `node` between `anchor` and all nodes that waited for `anchor`.
 
-        `reroute={"groups": "kept"}`: whoever read `groups` reads `kept` from now on, in the parameter it had.
+        `reroute={"groups": "kept"}`: nodes that read `groups` then read `kept`, in the same parameter.
         """
         position = self._position(anchor)
         self._require_new(node)
@@ -125,7 +125,7 @@ class Pipeline:
         return self
 
     def insert_before(self, anchor: str, node: Node, *, reroute: Mapping[str, str] | None = None) -> Self:
-        """Put `node` between `anchor` and everything that `anchor` waited for; `reroute` changes what `anchor` reads."""
+        """Put `node` between `anchor` and all nodes that `anchor` waited for; `reroute` changes what `anchor` reads."""
         position = self._position(anchor)
         self._require_new(node)
         old = self._nodes[position]
@@ -135,7 +135,7 @@ class Pipeline:
         return self
 
     def remove_node(self, node_id: str, *, reroute: Mapping[str, str] | None = None) -> Self:
-        """Take a node out. Who waited for it waits for what it waited for; `reroute` says what to read instead."""
+        """Remove a node. Nodes that waited for it wait for its dependencies; `reroute` replaces the names that they read."""
         position = self._position(node_id)
         before = (*self._nodes[position].deps, *self._writers_before(position))
         gone = self._nodes.pop(position)
@@ -147,19 +147,19 @@ class Pipeline:
         return self
 
     def copy(self) -> "Pipeline":
-        """Another builder with the same nodes, to be changed without changing this one."""
+        """Return another builder with the same nodes, independent of this one."""
         other = Pipeline(self.id, self.description, inputs=self.inputs)
         other._nodes = list(self._nodes)
         return other
 
     def build(self) -> "TaskGraph":
-        """Check everything and give the graph that runs. Raises the `GraphError` that names the first mistake."""
+        """Check everything and return the graph to run. Raises the `GraphError` of the first mistake."""
         from vla_rl.graph.validation import build_graph
 
         return build_graph(self)
 
     def _writers_before(self, position: int) -> list[str]:
-        """Ids of the nodes whose values the node at `position` waits for."""
+        """Return the ids of the nodes whose values the node at `position` waits for."""
         wanted = set(self._nodes[position].reads.values())
         return [other.id for other in self._nodes if wanted & set(other.writes)]
 

@@ -1,4 +1,4 @@
-"""A graph made ready to run: what is looked up once, so that nothing is looked up for every update."""
+"""A graph prepared to run: lookups done once instead of in each update."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vla_rl.graph.task_graph import TaskGraph
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node, with everything about it that is the same in every update. Other nodes are meant by their position."""
+    """One node, with everything about it that is the same in each update. Other nodes are given by their position."""
 
     position: int
     id: str
@@ -24,45 +24,45 @@ class Step:
     retries: int
     retry_on: tuple[type[Exception], ...]
     resources: tuple[tuple[Resource, int], ...]
-    """In order of name, so that two nodes never wait for each other's."""
+    """In order of name, so that two nodes never wait for each other's resources."""
 
     reads: tuple[tuple[str, str], ...]
-    """Parameter and name of each value that must be whole before the node starts."""
+    """Parameter and name of each value that must be complete before the node starts."""
 
     item: str
-    """Parameter that takes the items of the stream; empty unless called for each item."""
+    """Parameter for the items of the stream; empty unless the function is called for each item."""
 
     num_waits: int
-    """Nodes that must have finished before it starts."""
+    """Number of nodes that must have finished before it starts."""
 
     releases: tuple[int, ...]
     """Nodes that wait for its end."""
 
     stream_readers: tuple[int, ...]
-    """Nodes that take the items of its stream as they come."""
+    """Nodes that take the items of its stream as they arrive."""
 
     downstream: tuple[int, ...]
-    """Every node that cannot finish when it fails."""
+    """All nodes that cannot finish if it fails."""
 
     collects: bool
-    """Whether the items of its stream are wanted as a list too."""
+    """Whether the items of its stream are also needed as a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All steps in topological order, and which values live how long."""
+    """All steps in topological order, and how long each value is kept."""
 
     steps: tuple[Step, ...]
 
     kept: tuple[str, ...]
-    """Values that the finished update shows."""
+    """Values that the finished update contains."""
 
     num_readers: Mapping[str, int]
-    """For every other value: how many nodes read it whole; it is let go after the last of them."""
+    """Number of nodes that read each other value as a whole; the value is freed after the last of them."""
 
 
 def make_plan(graph: TaskGraph, resources: Mapping[str, Resource], keep: Iterable[str]) -> Plan:
-    """Raises `UnknownResource` if a node needs what is not there, `InvalidRun` where `keep` names no value."""
+    """Make the plan. Raises `UnknownResource` if a resource is missing, `InvalidRun` if `keep` names a value not written."""
     written = [name for node in graph.nodes.values() for name in node.writes]
     for name in keep:
         if name not in written:
@@ -95,7 +95,7 @@ def _step(
         if name not in resources:
             raise UnknownResource(
                 f"node {node.id!r} needs the resource {name!r}, which the executor does not have{nearest(name, resources)} "
-                f"Give it by Executor(resources={{{name!r}: 1}})."
+                f"Pass it as Executor(resources={{{name!r}: 1}})."
             )
         if units > resources[name].capacity:
             raise UnknownResource(

@@ -1,4 +1,4 @@
-"""Named resources with a capacity, such as the one device lane: whoever needs it waits in line."""
+"""Named resources with a capacity, such as the one device lane; calls that need one wait in line."""
 
 import asyncio
 import heapq
@@ -9,14 +9,14 @@ from vla_rl.errors import GraphError
 
 
 class Resource:
-    """`capacity` units that calls hold while they run; the oldest update goes first, then the first come.
+    """`capacity` units that calls hold while they run; the oldest update goes first, then in order of arrival.
 
     Belongs to one event loop. May be shared between executors, and with code outside any graph:
 
         async with device:
             ...
 
-    Nobody overtakes: one who needs two units waits in line, and those behind wait too.
+    There is no overtaking: a call that needs two units waits in line, and those behind it wait too.
     """
 
     def __init__(self, name: str, capacity: int = 1) -> None:
@@ -29,37 +29,37 @@ class Resource:
 
     @property
     def in_use(self) -> int:
-        """Units that are held now."""
+        """Number of units that are held now."""
         return self.capacity - self._free
 
     @property
     def num_waiting(self) -> int:
-        """Calls that stand in line now."""
+        """Number of calls that wait in line now."""
         return sum(not future.done() for *_, future in self._waiters)
 
     def take(self, units: int) -> bool:
-        """Take units if they are free and nobody stands in line."""
+        """Take units if they are free and no call waits in line; return whether they were taken."""
         if self._free < units or (self._waiters and self.num_waiting):
             return False
         self._free -= units
         return True
 
     async def wait(self, units: int, priority: int) -> Any:
-        """Stand in line for units, lower `priority` first; gives the `by` of the release that made room."""
+        """Wait in line for units, lower `priority` first; return the `by` of the release that made room."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._arrivals += 1
         heapq.heappush(self._waiters, (priority, self._arrivals, units, future))
         try:
             return await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():  # granted and cancelled in the same breath: pass it on
+            if future.done() and not future.cancelled():  # granted and cancelled in the same turn: pass it on
                 self.release(units, by=future.result())
             else:
                 self._grant(None)
             raise
 
     def release(self, units: int, by: object = None) -> None:
-        """Give units back and let the next in line go on."""
+        """Give units back and wake the next calls in line."""
         self._free += units
         self._grant(by)
 

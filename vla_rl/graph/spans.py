@@ -1,8 +1,8 @@
-"""When nodes ran and what they waited for, and the chain of nodes that bounded an update.
+"""Times at which nodes ran, reasons for which they waited, and the chain of nodes that bounded an update.
 
-A node's time in one update is a list of intervals in which it worked. Each interval remembers what let it begin: the
-interval, of this node or another one, in which the thing it waited for happened. Walking these links back from the last
-moment of an update gives its critical path.
+A node's time in one update is a list of intervals in which it worked. Each interval stores what started it: the interval,
+of this node or another one, in which the event it waited for happened. Following these links back from the end of an
+update gives its critical path.
 """
 
 import enum
@@ -14,11 +14,11 @@ import msgspec
 from vla_rl.graph.node import NodeStatus
 
 Clock: TypeAlias = Callable[[], float]
-"""Seconds since some moment, never going back."""
+"""Seconds since some moment, never decreasing."""
 
 
 class Waited(enum.Enum):
-    """What a node waited for before an interval of work."""
+    """Reason for which a node waited before an interval of work."""
 
     NOTHING = "nothing"
     """It began with its update."""
@@ -33,16 +33,16 @@ class Waited(enum.Enum):
     """A reader of the stream it writes took an item and so made room."""
 
     RESOURCE = "resource"
-    """Another node gave back a resource."""
+    """Another node released a resource."""
 
     PREVIOUS_UPDATE = "previous update"
-    """The same node finished the update before."""
+    """The same node finished the previous update."""
 
 
 class Interval:
     """One stretch of uninterrupted work of one node; `end` is None while it lasts.
 
-    `waited_for` is the node that let it begin, None if nothing in the graph did.
+    `waited_for` is the node that started it, None if nothing in the graph did.
     """
 
     __slots__ = ("_cause", "end", "node", "start", "update", "waited", "waited_for")
@@ -54,11 +54,11 @@ class Interval:
         self._cause = cause
 
     def forget_cause(self) -> None:
-        """Cut the link, so that a finished update does not keep all updates before it alive."""
+        """Remove the link, so that a finished update does not keep all earlier updates in memory."""
         self._cause = None
 
     def chain(self) -> "Iterator[Interval]":
-        """This interval, the one that let it begin, and so on."""
+        """Yield this interval, the one that started it, and so on."""
         current: Interval | None = self
         while current is not None:
             yield current
@@ -66,7 +66,7 @@ class Interval:
 
 
 class Activity:
-    """Writes down the intervals of one node in one update."""
+    """Records the intervals of one node in one update."""
 
     __slots__ = ("_cause", "_clock", "_node", "_update", "_waited", "intervals", "open")
 
@@ -79,27 +79,27 @@ class Activity:
 
     @property
     def last(self) -> Interval | None:
-        """The newest interval."""
+        """The newest interval, or None."""
         return self.intervals[-1] if self.intervals else None
 
     def wake(self, cause: Interval | None, waited: Waited) -> None:
-        """Remember what the next interval will have waited for."""
+        """Store what the next interval will have waited for."""
         self._cause, self._waited = cause, waited
 
     def begin(self) -> None:
-        """Work begins now, unless it already goes on."""
+        """Begin an interval, unless one is open."""
         if self.open is None:
             self.open = Interval(self._node, self._update, self._clock(), self._cause, self._waited)
             self.intervals.append(self.open)
 
     def pause(self) -> None:
-        """Work stops now, unless it has already stopped."""
+        """End the open interval, if there is one."""
         if self.open is not None:
             self.open.end = self._clock()
             self.open = None
 
     def resume(self, cause: Interval | None, waited: Waited) -> None:
-        """Work goes on now, after having waited; `cause` is None if something outside the graph was waited for."""
+        """Begin an interval after a wait; `cause` is None if the wait was for something outside the graph."""
         last = self.last
         if last is not None and (cause is None or _is_old_news(cause, last)):
             cause = last
@@ -109,12 +109,12 @@ class Activity:
 
 
 def _is_old_news(cause: Interval, last: Interval) -> bool:
-    """True if the cause had happened before the waiting began, and only the news of it came later."""
+    """Return whether the cause ended before the waiting began, so that only the news of it came later."""
     return cause.end is not None and last.end is not None and cause.end <= last.end
 
 
 class Span(msgspec.Struct, frozen=True):
-    """One node in one update."""
+    """Work of one node in one update."""
 
     node: str
     update: int
@@ -122,44 +122,44 @@ class Span(msgspec.Struct, frozen=True):
     intervals: tuple[Interval, ...]
 
     attempts: int
-    """Calls of the function, those included that were retried."""
+    """Calls of the function, including retried ones."""
 
     num_items: int
-    """Items it gave to the stream it writes."""
+    """Items it wrote to its stream."""
 
     num_dropped: int
     """Items it left out by `DROP`."""
 
     @property
     def start(self) -> float | None:
-        """When it first worked, on the executor's clock; None if it never did."""
+        """Time at which it first worked, on the executor's clock; None if it never did."""
         return self.intervals[0].start if self.intervals else None
 
     @property
     def end(self) -> float | None:
-        """When it last worked."""
+        """Time at which it last worked; None if it never did."""
         return self.intervals[-1].end if self.intervals else None
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which it worked, waiting left out."""
+        """Seconds in which it worked, without waiting."""
         return sum((interval.end or interval.start) - interval.start for interval in self.intervals)
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A piece of a critical path: in these seconds the update waited for this node and for nothing else."""
+    """A piece of a critical path: during these seconds the update waited only for this node."""
 
     node: str
     update: int
-    """The update in which the node worked; an earlier one where this update had to wait for it."""
+    """The update in which the node worked; an earlier one if this update had to wait for it."""
 
     duration_s: float
     waited: Waited
-    """What the node itself had waited for before."""
+    """Reason for which the node itself had waited before."""
 
 
 class CriticalPath(msgspec.Struct, frozen=True):
-    """The chain of nodes that bounded one update, oldest first; `str` of it is a line for people."""
+    """The chain of nodes that bounded one update, oldest first; `str` of it is a readable line."""
 
     update: int
     duration_s: float
@@ -181,7 +181,7 @@ class CriticalPath(msgspec.Struct, frozen=True):
         return max(shares, key=lambda name: shares[name], default="")
 
     def __str__(self) -> str:
-        """Such as `update 3: 12.4 s = rollout 10.1 s (81 %) -> update 2.3 s (19 %)`; under half a percent is left out."""
+        """Format as `update 3: 12.4 s = rollout 10.1 s (81 %) -> update 2.3 s (19 %)`; shares below 0.5 % are left out."""
         total = self.duration_s or 1.0
         parts = [
             f"{name} {seconds_text(seconds)} ({100 * seconds / total:.0f} %)"
@@ -192,7 +192,7 @@ class CriticalPath(msgspec.Struct, frozen=True):
 
 
 def critical_path(update: int, started: float, ended: float, last: Interval | None) -> CriticalPath:
-    """Walk back from the interval that ended the update to the moment at which the update was admitted."""
+    """Return the path from the interval that ended the update back to the moment at which the update was admitted."""
     segments: list[Segment] = []
     until = ended
     chain = list(_until(last, started))
@@ -211,5 +211,5 @@ def _until(last: Interval | None, started: float) -> Iterator[Interval]:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds or milliseconds, three digits or so."""
+    """Format a duration in seconds or milliseconds, with about three digits."""
     return f"{seconds:.1f} s" if seconds >= 1.0 else f"{1000 * seconds:.1f} ms"

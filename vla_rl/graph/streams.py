@@ -14,13 +14,13 @@ class _End:
 
 
 END: Final = _End()
-"""What a channel gives after its last item."""
+"""Returned by a channel after its last item."""
 
 
 class Channel:
-    """Items in order. When `capacity` of them wait to be read, the writer waits; nothing is ever thrown away.
+    """Items in order. When `capacity` items are unread, the writer waits; no item is ever dropped.
 
-    Both ends tell their `Activity` when they waited and who let them go on.
+    Both ends record in their `Activity` when they waited and what released them.
     """
 
     __slots__ = ("_abandoned", "_capacity", "_closed", "_items", "_reader", "_writer")
@@ -33,7 +33,7 @@ class Channel:
         self._writer: asyncio.Future[Interval | None] | None = None
 
     async def put(self, item: object, activity: Activity) -> None:
-        """Add an item; waits while the channel is full. Does nothing once the reader is gone."""
+        """Add an item; waits while the channel is full. Does nothing once the reader has ended."""
         while len(self._items) >= self._capacity and not self._abandoned:
             activity.pause()
             self._writer = asyncio.get_running_loop().create_future()
@@ -43,7 +43,7 @@ class Channel:
             _wake(self._reader, activity.last)
 
     async def get(self, activity: Activity) -> Any:
-        """The next item, or `END`; waits for one."""
+        """Wait for the next item and return it, or `END`."""
         while not self._items and not self._closed:
             activity.pause()
             self._reader = asyncio.get_running_loop().create_future()
@@ -56,12 +56,12 @@ class Channel:
         return item
 
     def close(self, last: Interval | None) -> None:
-        """No more items will come; `last` is the interval in which the writer ended."""
+        """Close the channel for writing; `last` is the interval in which the writer ended."""
         self._closed = True
         _wake(self._reader, last)
 
     def abandon(self) -> None:
-        """The reader is gone: what waits is released, and the writer goes on as if each item were read at once."""
+        """Drop unread items, as the reader has ended; the writer then continues as if each item were read at once."""
         self._abandoned = True
         self._items.clear()
         _wake(self._writer, None)

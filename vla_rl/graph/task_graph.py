@@ -1,4 +1,4 @@
-"""A checked graph: who waits for whom and why, and questions about it. Never changed after it is built."""
+"""A checked graph: which nodes wait for which and why, with queries about it. It never changes after it is built."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -18,18 +18,18 @@ class Edge:
     target: str
 
     value: str | None
-    """The value that flows along it; None if only the order matters."""
+    """Name of the value that is passed along it; None if only the order matters."""
 
     streamed: bool = False
 
 
 class TaskGraph:
-    """What `Pipeline.build` gives: functions resolved, every mistake refused. `str(graph)` is a tree.
+    """Result of `Pipeline.build`: a checked graph with all functions resolved. `str(graph)` is a tree.
 
     Attributes:
         id, description, inputs: as in the pipeline.
-        nodes: from id to node, in topological order; each `func` is the function itself.
-        edges: every data and control edge once.
+        nodes: nodes by id, in topological order; each `func` is the function itself.
+        edges: all data and control edges, each once.
         streamed: names of the values that are streams.
     """
 
@@ -51,74 +51,74 @@ class TaskGraph:
 
     @property
     def topological_order(self) -> tuple[str, ...]:
-        """Ids, each after everything it depends on; among equals in the order in which they were added."""
+        """Ids, each after all its dependencies; otherwise in the order in which they were added."""
         return tuple(self.nodes)
 
     @property
     def entry_nodes(self) -> tuple[str, ...]:
-        """Nodes that depend on none."""
+        """Nodes without dependencies."""
         return tuple(node_id for node_id, sources in self._sources.items() if not sources)
 
     @property
     def exit_nodes(self) -> tuple[str, ...]:
-        """Nodes on which none depends."""
+        """Nodes without dependents."""
         return tuple(node_id for node_id, targets in self._targets.items() if not targets)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Values that no node reads; what an update always keeps."""
+        """Values that no node reads; an update always keeps them."""
         read = {name for node in self.nodes.values() for name in node.reads.values()}
         return tuple(name for name in self._writers if name not in read)
 
     def node(self, node_id: str) -> Node:
-        """The node of this id. Raises `UnknownNode`."""
+        """Return the node with this id. Raises `UnknownNode`."""
         if node_id not in self.nodes:
             raise UnknownNode(f"graph {self.id!r} has no node {node_id!r}{nearest(node_id, self.nodes)}")
         return self.nodes[node_id]
 
     def writer(self, value: str) -> str | None:
-        """The node that writes a value; None for an input of the graph or an unknown name."""
+        """Return the node that writes a value; None for an input of the graph or an unknown name."""
         return self._writers.get(value)
 
     def dependencies(self, node_id: str) -> tuple[str, ...]:
-        """Nodes that this one waits for, directly."""
+        """Return the nodes that this one waits for, directly."""
         return tuple(self._sources[self.node(node_id).id])
 
     def dependents(self, node_id: str) -> tuple[str, ...]:
-        """Nodes that wait for this one, directly."""
+        """Return the nodes that wait for this one, directly."""
         return tuple(self._targets[self.node(node_id).id])
 
     def upstream(self, node_id: str) -> tuple[str, ...]:
-        """Every node that this one waits for, directly or through others, in topological order."""
+        """Return all nodes that this one waits for, directly or through others, in topological order."""
         return self._reachable(node_id, self._sources)
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
-        """Every node that waits for this one, directly or through others, in topological order."""
+        """Return all nodes that wait for this one, directly or through others, in topological order."""
         return self._reachable(node_id, self._targets)
 
     def nodes_by_type(self, node_type: NodeType) -> tuple[Node, ...]:
-        """The nodes of a type, in topological order."""
+        """Return the nodes of a type, in topological order."""
         return tuple(node for node in self.nodes.values() if node.node_type is node_type)
 
     def nodes_by_role(self, node_role: NodeRole) -> tuple[Node, ...]:
-        """The nodes of a role, in topological order."""
+        """Return the nodes of a role, in topological order."""
         return tuple(node for node in self.nodes.values() if node.node_role is node_role)
 
     def edit(self) -> Pipeline:
-        """A builder with the same nodes, to make another graph from this one."""
+        """Return a builder with the same nodes, to make another graph from this one."""
         return self._declared.copy()
 
     def mermaid(self) -> str:
-        """The graph as mermaid text, which GitHub and many editors draw."""
+        """Return the graph as mermaid text, which GitHub and many editors can render."""
         from vla_rl.graph.drawing import to_mermaid
 
         return to_mermaid(self)
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Draw the graph into a file and say which one was written.
+        """Draw the graph into a file and return the path that was written.
 
-        `.svg`, `.png` and `.pdf` need graphviz's `dot` on the PATH; without it, mermaid text goes to the same name with
-        the suffix `.mmd`, and one line in the log says so. `.mmd`, `.dot` and `.txt` (the tree) need nothing.
+        `.svg`, `.png` and `.pdf` need graphviz's `dot` on the PATH; without it, mermaid text is written to the same name
+        with the suffix `.mmd`, and a warning is logged. `.mmd`, `.dot` and `.txt` (the tree) need no other program.
         """
         from vla_rl.graph.drawing import draw
 

@@ -1,4 +1,4 @@
-"""Pipelines from TOML: the same words as `Pipeline.add_node`, functions by path, and nothing else."""
+"""Pipelines from TOML: the same names as in `Pipeline.add_node`, functions by path."""
 
 import os
 import tomllib
@@ -16,7 +16,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class NodeTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[node]]` table; the keys mean what the arguments of `Node.declare` mean."""
+    """One `[[node]]` table; the keys are the arguments of `Node.declare`."""
 
     id: str
     func: str
@@ -42,7 +42,7 @@ class PipelineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
-    """Read a pipeline; nothing is built or imported yet but the exceptions of `retry_on`.
+    """Read a pipeline; nothing is built yet, and only the exceptions of `retry_on` are imported.
 
     Raises: `InvalidPipelineFile` naming the file, the table and the key; `OSError` if the file cannot be read.
     """
@@ -50,7 +50,7 @@ def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
     with open(path, "rb") as file:
         try:
             document = tomllib.load(file)
-        except (ValueError, RecursionError) as error:  # no TOML, or bytes that are no text
+        except (ValueError, RecursionError) as error:  # not TOML, or bytes that are not text
             raise InvalidPipelineFile(f"{where} is not TOML in UTF-8: {error}") from error
     whole = _checked(document, PipelineFile, where)
     pipeline = Pipeline(whole.id, whole.description, inputs=whole.inputs)
@@ -85,7 +85,7 @@ def _checked(raw: Mapping[str, Any], kind: type[S], context: str) -> S:
 
 
 def _choice(text: str, choices: Iterable[str], context: str) -> str:
-    """`text` in lower case, so that siiRL's `ENV_INTERACT` is understood too."""
+    """Return `text` in lower case, so that siiRL's `ENV_INTERACT` is accepted too."""
     if text.lower() not in choices:
         raise InvalidPipelineFile(f"{context} is {text!r}{nearest(text.lower(), choices)}")
     return text.lower()

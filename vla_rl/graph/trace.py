@@ -1,6 +1,6 @@
-"""A timeline for ui.perfetto.dev or chrome://tracing: one lane a node, one lane for the updates.
+"""A timeline for ui.perfetto.dev or chrome://tracing: one lane per node, one lane for the updates.
 
-The format is the trace-event array: it may be cut off anywhere after a line, so what was written before a crash opens.
+The format is the trace-event array, which may end after any line: a trace opens even if the run crashed.
 """
 
 import json
@@ -19,12 +19,12 @@ _UPDATES_LANE = 0
 
 
 class TraceWriter:
-    """Appends updates to a trace file, each of them whole. `close` makes the file whole JSON.
+    """Appends updates to a trace file, each completely or not at all. `close` makes the file valid JSON.
 
     Args:
-        path: the file, such as `trace.json`; begun anew with the first update.
-        graph: gives the lanes their names and their order.
-        process: number that tells this trace's lanes from others when files are merged.
+        path: the file, such as `trace.json`; overwritten by the first update.
+        graph: graph that determines the lanes and their order.
+        process: number that distinguishes this trace's lanes from others when files are merged.
     """
 
     def __init__(self, path: str | os.PathLike[str], graph: TaskGraph, *, process: int = 1) -> None:
@@ -38,9 +38,9 @@ class TraceWriter:
         self._is_closed = False
 
     def write(self, update: Update) -> None:
-        """Append one update; whole on disk, as far as the operating system is concerned, when this returns.
+        """Append one update; it has been handed to the operating system completely when this returns.
 
-        Raises: OSError if it could not be written; the file is as it was then, and the update may be tried again.
+        Raises: OSError if it could not be written; the file is then unchanged, and the update may be written again.
         """
         if self._is_closed:
             raise ValueError(f"the trace {self.path} is closed; open another TraceWriter")
@@ -88,7 +88,7 @@ class TraceWriter:
             }
 
     def _update_event(self, phase: str, update: Update, when: float) -> dict[str, Any]:
-        """Begin or end of an update; as an async event, because updates overlap."""
+        """Return the begin or end event of an update; an async event, because updates overlap."""
         path = str(update.critical_path)
         return {
             "name": f"update {update.index}", "cat": "update", "ph": phase, "id": update.index, "ts": 1e6 * when,
@@ -107,12 +107,12 @@ class TraceWriter:
 
 
 def _lines(events: Iterable[dict[str, Any]]) -> bytes:
-    """Events behind others, one a line."""
+    """Return events to append, one per line."""
     return "".join(f",\n{json.dumps(event)}" for event in events).encode()
 
 
 def write_trace(path: str | os.PathLike[str], graph: TaskGraph, updates: Iterable[Update]) -> Path:
-    """Write finished updates into a trace file and give its path."""
+    """Write finished updates into a trace file; return its path."""
     with TraceWriter(path, graph) as writer:
         for update in updates:
             writer.write(update)

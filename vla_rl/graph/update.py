@@ -1,4 +1,4 @@
-"""What one update gave: values, metrics, and how it spent its time."""
+"""Results of one update: values, metrics, and how it spent its time."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from vla_rl.graph.spans import CriticalPath, Span
 
 
 class Values(dict[str, Any]):
-    """The values that were kept, by name."""
+    """The kept values, by name."""
 
     def __missing__(self, name: str) -> Any:
         raise KeyError(
-            f"{name!r} was not kept, only {sorted(self)}: a value that other nodes read is let go when the last of them "
+            f"{name!r} was not kept, only {sorted(self)}: a value that other nodes read is freed when the last of them "
             f"has finished; name it in Executor(keep=({name!r},)) to have it here"
         )
 
@@ -24,27 +24,27 @@ class Update(msgspec.Struct, frozen=True):
 
     index: int
     values: Values
-    """The values that no node reads, and those named by `Executor(keep=...)`; of a stream, the list of its items."""
+    """The values that no node reads, and those named by `Executor(keep=...)`; for a stream, the list of its items."""
 
     metrics: Mapping[str, float]
     """`NodeOutput.metrics` of all nodes."""
 
     spans: Mapping[str, Span]
-    """From node id to what it did and when, in topological order."""
+    """Spans by node id, in topological order."""
 
     started: float
-    """When it was admitted, that is, when there was room for another update in flight."""
+    """Time at which it was admitted: when there was room for another update in flight."""
 
     ended: float
     critical_path: CriticalPath
-    """Which nodes bounded it; print it."""
+    """The nodes that bounded it; print it."""
 
     @property
     def duration_s(self) -> float:
-        """Seconds from being admitted to the end of the last node."""
+        """Seconds from its admission to the end of the last node."""
         return self.ended - self.started
 
     @property
     def statuses(self) -> dict[str, NodeStatus]:
-        """From node id to how it ended."""
+        """Final status by node id."""
         return {node_id: span.status for node_id, span in self.spans.items()}

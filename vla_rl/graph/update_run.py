@@ -1,4 +1,4 @@
-"""One update in flight: starts each node when the last thing it waits for is there, and contains a failure."""
+"""One update in flight: starts each node when the last of its dependencies is ready, and contains a failure."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,23 +14,23 @@ from vla_rl.graph.update import Update, Values
 
 
 class Listener(Protocol):
-    """Who runs several updates and wants to hear how this one goes."""
+    """Runs several updates and is notified of the progress of this one."""
 
     def node_completed(self, update: "UpdateRun", position: int) -> None:
-        """The same node of the next update need not wait for this one any more."""
+        """Handle the end of a node: the same node of the next update need not wait for it any more."""
         ...
 
     def update_failed(self, update: "UpdateRun") -> None:
-        """A node failed; nodes that do not depend on it go on."""
+        """Handle the failure of a node; nodes that do not depend on it continue."""
         ...
 
     def update_ended(self, update: "UpdateRun") -> None:
-        """Nothing of it runs any more."""
+        """Handle the end of the update: none of its tasks runs any more."""
         ...
 
 
 class UpdateRun:
-    """Owns the tasks of its nodes. `remaining` counts the nodes that have not ended in one way or another."""
+    """Owns the tasks of its nodes. `_remaining` counts the nodes that have not ended in any way."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class UpdateRun:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What runs now."""
+        """Tasks that run now."""
         return [node.task for node in self.nodes if node.task is not None]
 
     def start(self, previous: "UpdateRun | None") -> None:
-        """Begin with the nodes that wait for nothing; the others follow by themselves."""
+        """Start the nodes without dependencies; the others follow automatically."""
         self._started = self._clock()
         for node in self.nodes:
             if previous is not None and previous.nodes[node.step.position].status is not NodeStatus.COMPLETED:
@@ -73,13 +73,13 @@ class UpdateRun:
                 node.start(self._node_ended)
 
     def release(self, position: int, cause: Interval | None, waited: Waited) -> None:
-        """One thing less for a node to wait for."""
+        """Count one dependency of a node as finished."""
         node = self.nodes[position]
         if node.release(cause, waited) and not self._stopping:
             node.start(self._node_ended)
 
     def stop(self) -> None:
-        """Cancel everything, last nodes first; the owner then waits for `tasks`."""
+        """Cancel all tasks, last nodes first; the owner then waits for `tasks`."""
         self._stopping = True
         for node in reversed(self.nodes):
             if node.task is not None:
@@ -100,13 +100,13 @@ class UpdateRun:
                 raise WrongOutput(node, self.index, message) from error
 
     def forget_causes(self) -> None:
-        """Cut the links to earlier updates; called when no critical path can reach back to this one."""
+        """Remove the links to earlier updates; called when no critical path can reach back to this one."""
         for node in self.nodes:
             for interval in node.activity.intervals:
                 interval.forget_cause()
 
     def so_far(self) -> Update:
-        """The update as far as it came; the result if it came to its end."""
+        """Return the unfinished update, or the result if it has ended."""
         if self.result is not None:
             return self.result
         ended = self._clock()
@@ -125,7 +125,7 @@ class UpdateRun:
         assert task is not None
         node.activity.pause()
         self._last = node.activity.last or self._last
-        error = asyncio.CancelledError("it was cancelled from inside") if task.cancelled() else task.exception()
+        error = asyncio.CancelledError("its own code cancelled it") if task.cancelled() else task.exception()
         if self._stopping or node.skipped:
             node.status = NodeStatus.SKIPPED
             self._note_late_error(node, None if task.cancelled() else error)
@@ -147,7 +147,7 @@ class UpdateRun:
         self._listener.node_completed(self, step.position)
 
     def _settle(self, node: NodeRun) -> None:
-        """A node is over: nobody waits for its streams any more, and it needs its values no longer."""
+        """Record the end of a node: its streams are closed, and its values are freed if no other node reads them."""
         self._remaining -= 1
         if node.items is not None and node.status is NodeStatus.COMPLETED:
             self.values[node.step.writes[0]] = node.items
@@ -184,7 +184,7 @@ class UpdateRun:
         self._listener.update_failed(self)
 
     def _blamed(self, reader: NodeRun, error: WrongInput) -> NodeFailed:
-        """The failure of the node that wrote what `reader` cannot use; of `reader`, if no node did."""
+        """Return the failure of the node that wrote the value `reader` cannot use; of `reader`, if no node wrote it."""
         name = dict(reader.step.reads).get(error.parameter, error.parameter)
         writer = next((node.step.id for node in self.nodes if name in node.step.writes), None)
         if writer is None:

@@ -1,4 +1,4 @@
-"""From a pipeline to a graph that can run: every mistake is refused here, before anything starts."""
+"""Build a runnable graph from a pipeline: all mistakes are reported here, before anything starts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ from vla_rl.graph.task_graph import Edge, TaskGraph
 
 
 def build_graph(pipeline: Pipeline) -> TaskGraph:
-    """Check a pipeline and give its graph, nodes in topological order. Raises the first `GraphError`."""
+    """Check a pipeline and return its graph, nodes in topological order. Raises the first `GraphError`."""
     if not pipeline.nodes:
         raise GraphError(f"pipeline {pipeline.id!r} has no nodes; add one with add_node")
     nodes = _by_id(pipeline)
@@ -40,7 +40,7 @@ def build_graph(pipeline: Pipeline) -> TaskGraph:
 
 
 def find_cycle(targets: Mapping[str, Iterable[str]]) -> list[str]:
-    """A path that returns to where it began, such as `["a", "b", "a"]`; empty where there is none."""
+    """Return a path that returns to its start, such as `["a", "b", "a"]`; empty if there is none."""
     done: set[str] = set()
     for root in targets:
         path: list[str] = [root]
@@ -63,7 +63,7 @@ def _by_id(pipeline: Pipeline) -> dict[str, Node]:
     for node in pipeline.nodes:
         if node.id in nodes:
             raise DuplicateNode(
-                f"pipeline {pipeline.id!r} has two nodes {node.id!r}; give one another id, or change it by replace_node"
+                f"pipeline {pipeline.id!r} has two nodes {node.id!r}; give one another id, or change it with replace_node"
             )
         func = resolve(node.func, f"node {node.id!r}") if isinstance(node.func, str) else node.func
         nodes[node.id] = replace(node, func=func)
@@ -71,7 +71,7 @@ def _by_id(pipeline: Pipeline) -> dict[str, Node]:
         for dep in node.deps:
             if dep not in nodes:
                 raise UnknownDependency(
-                    f"node {node.id!r} depends on {dep!r}, which is no node of {pipeline.id!r}{nearest(dep, nodes)}"
+                    f"node {node.id!r} depends on {dep!r}, which is not a node of {pipeline.id!r}{nearest(dep, nodes)}"
                 )
     return nodes
 
@@ -95,7 +95,7 @@ def _check_reads(pipeline: Pipeline, nodes: Mapping[str, Node], writers: Mapping
         for name in node.reads.values():
             if name not in known:
                 raise MissingProducer(
-                    f"node {node.id!r} reads {name!r}, which no node writes and which is no input{nearest(name, known)} "
+                    f"node {node.id!r} reads {name!r}, which no node writes and which is not an input{nearest(name, known)} "
                     f"Add a node that writes it, or name it in Pipeline(inputs=...)."
                 )
 
@@ -124,7 +124,8 @@ def _check_stream(node: Node, kind: FunctionKind, streamed: set[str]) -> None:
 
 
 def _edges(nodes: Mapping[str, Node], writers: Mapping[str, str], streamed: set[str]) -> list[Edge]:
-    """Data edges first; a `deps` on a node whose value is read anyway adds nothing, so that it cannot stop a stream."""
+    """Return the edges, data edges first. A `deps` on a node whose value is read adds none, so that it cannot stop a
+    stream."""
     edges: list[Edge] = []
     for node in nodes.values():
         sources: set[str] = set()
@@ -142,7 +143,7 @@ def _topological(nodes: Mapping[str, Node], edges: Iterable[Edge]) -> list[str]:
         targets[edge.source].append(edge.target)
     if cycle := find_cycle(targets):
         raise CyclicGraph(
-            f"nodes wait for each other in a circle: {' -> '.join(cycle)}; remove one of these reads or deps"
+            f"nodes wait for each other in a cycle: {' -> '.join(cycle)}; remove one of these reads or deps"
         )
     waiting = dict.fromkeys(nodes, 0)
     for edge in edges:
@@ -158,10 +159,10 @@ def _topological(nodes: Mapping[str, Node], edges: Iterable[Edge]) -> list[str]:
 
 
 def _check_no_stream_waits_for_itself(nodes: Mapping[str, Node], edges: list[Edge]) -> None:
-    """Refuse a streaming node that starts only after the stream it reads has ended.
+    """Reject a streaming node that starts only after the stream it reads has ended.
 
-    Streams are bounded: a writer waits while its reader is full. So the beginning of a reader must come before the end of
-    every node upstream along its stream; with that and the ordinary edges there must be no circle.
+    Streams are bounded: a writer waits while its reader is full. So a reader must begin before the end of each node
+    upstream along its stream; with these edges and the ordinary ones there must be no cycle.
     """
     feeds = {edge.target: edge.source for edge in edges if edge.streamed}
     later: dict[str, list[str]] = {f"{moment} of {node_id}": [] for node_id in nodes for moment in ("start", "end")}
