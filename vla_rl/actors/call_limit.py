@@ -19,6 +19,5 @@ class CallLimit(Protocol):
         ...
 
     def note_overdue(self, num_units: int) -> str:
-        """Learn from a call that was not answered within `limit_s`; return the reason for that limit, for the error
-        message."""
+        """Learn from a call that was not answered within `limit_s`; return the reason for that limit, for the error."""
         ...

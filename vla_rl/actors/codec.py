@@ -66,8 +66,7 @@ class Codec:
         return decoder
 
     def encode(self, kind: int, endpoint: int, actor: int, call: int, value: Any, label: str) -> list[Any]:
-        """Return the frames of one message. Raises: TypeError naming `label` if `value` contains something that cannot be
-        sent."""
+        """Return the frames of one message. Raises: TypeError naming `label` if a part of `value` cannot be sent."""
         try:
             payload = self._encoder.encode(value)
         except Exception as error:  # includes errors from a property or an unset field of the value
@@ -123,8 +122,7 @@ class Codec:
             raise MalformedMessage(str(error)) from None
 
     def _give_back(self, payload: memoryview) -> None:
-        """Give back the slots of arrays that a failed decoding did not reach; those it reached are released with their
-        leases."""
+        """Give back the slots of arrays that a failed decoding did not reach; the others are released with their leases."""
         if self._slots_in is None:
             return
         try:

@@ -69,8 +69,7 @@ class DeadlineWatch:
         self.next_look = math.inf
 
     def forgive(self, lost_s: float) -> None:
-        """Exclude the last `lost_s` seconds from each call's deadline: our loop did not run, and perhaps neither did the
-        actor."""
+        """Exclude the last `lost_s` seconds from each call's deadline: our loop, and perhaps the actor, did not run."""
         now = time.monotonic()
         for pending in self._calls().values():
             pending.since = min(now, pending.since + lost_s)

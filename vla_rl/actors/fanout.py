@@ -19,8 +19,7 @@ Method = Callable[Concatenate[A, P], Coroutine[Any, Any, R]]
 
 
 async def call_all(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-    """Call all actors; return the answers in the order of `actors`. The first error cancels the other calls and is
-    raised."""
+    """Call all actors; return the answers in the order of `actors`. The first error cancels the other calls."""
     tasks = _start(actors, endpoint, args, kwargs)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -88,8 +88,7 @@ class ForkServerLoop:
         return True
 
     def serve(self) -> ChildSettings | None:
-        """Fork a child for each request until the runtime has ended; return None there, and its settings in a forked
-        child."""
+        """Fork a child per request until the runtime has ended, then return None; in a child return its settings."""
         waiting = select.poll()
         waiting.register(self._runtime, select.POLLIN)
         while True:

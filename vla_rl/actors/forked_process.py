@@ -77,8 +77,7 @@ class ForkedProcess:
         self._finish(cause, words)
 
     def _on_gone(self) -> None:
-        """Wait for the server's report on how it ended, unless the server has ended, or is stopped and about to be
-        killed."""
+        """Wait for the server's report on how it ended, unless the server itself has ended."""
         self.has_ended = True
         self._loop.remove_reader(self._pidfd)
         if self._server_is_lost:

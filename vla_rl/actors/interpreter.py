@@ -106,7 +106,7 @@ async def _ask(python: str, packages: tuple[str, ...]) -> tuple[list[int], list[
     try:
         found, missing, own = json.loads(out)
     except ValueError:
-        words = err.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        words = err.decode(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
         raise ConfigError(
             f"python is {python!r}, which does not behave as a Python interpreter (exit code {process.returncode}: "
             f"{words[0]}); expected the path of one."

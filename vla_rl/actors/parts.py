@@ -28,8 +28,7 @@ def in_parts(frames: Sequence[Any]) -> list[Any]:
 
 
 def joined(frames: Frames) -> Frames:
-    """Join the frames that `in_parts` cut. Raises: MalformedMessage if the last part of one is missing, or one is too
-    large."""
+    """Join the frames that `in_parts` cut. Raises: MalformedMessage if a last part is missing, or a frame is too large."""
     if not any(len(frame) == PART_BYTES for frame in frames):
         return frames
     whole, parts = [], []

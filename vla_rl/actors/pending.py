@@ -109,8 +109,7 @@ class PendingStream(PendingCall):
 
     @property
     def expects_answer(self) -> bool:
-        """Whether the actor has to act next: it has credit for items, or was asked to stop. Without credit it waits for
-        its consumer."""
+        """Whether the actor has to act next: it has credit, or was asked to stop. Else it waits for its consumer."""
         return self.num_granted > 0 or self.is_cancelled
 
     def cancel(self) -> None:

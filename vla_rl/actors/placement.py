@@ -42,8 +42,7 @@ class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
     """Called in order; `spawn` raises what one of them raises."""
 
     env: dict[str, str] = {}
-    """Variables set on top of this process's environment before the server starts, for libraries that read them when
-    loaded."""
+    """Variables set on top of this process's environment before the server starts: libraries read them when loaded."""
 
     prepare_timeout_s: float = 300.0
     """Time within which the server must be ready (s, > 0); after that it is killed."""
@@ -54,8 +53,7 @@ class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """In a separate process on this host that is killed with this one: a fresh interpreter, or the fork of a clean
-    process."""
+    """In a separate process on this host that is killed with this one: a fresh interpreter, or a fork of a clean one."""
 
     env: dict[str, str] = {}
     """Variables set on top of this process's environment, e.g. `{"OMP_NUM_THREADS": "1"}`. A forked child gets them after
@@ -111,8 +109,7 @@ class KeyPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
-    """In a process of another host, on which `python -m vla_rl.actors.host` serves. Encrypted; only known keys are
-    accepted."""
+    """In a process of another host that runs `python -m vla_rl.actors.host`. Encrypted; only known keys are accepted."""
 
     address: str
     """`tcp://host:port` of the server."""

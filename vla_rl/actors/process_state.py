@@ -68,8 +68,7 @@ def _is_traced(folder: Path) -> bool:
 
 
 def _read_stat(file: Path) -> tuple[str, int]:
-    """Return the state, and the CPU time of all threads in clock ticks. Raises: OSError if the process or thread has
-    ended."""
+    """Return the state, and the CPU time of all threads in clock ticks. Raises: OSError if it has ended."""
     with open(file, "rb") as opened:
         fields = opened.read().rpartition(b")")[2].split()
     return fields[_STATE].decode(), int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])

@@ -92,7 +92,7 @@ class ActorServer:
         self._begun: tuple[_Work, BegunCall] | None = None
         self.num_rejected = 0
         self.is_killed = False
-        """Whether its task was cancelled for good. Its owner sets this, since a call may take the cancellation for its
+        """Whether its task was cancelled for good. Its owner sets this, since a call may mistake the cancellation for its
         own."""
 
     async def serve(self) -> None:

@@ -111,8 +111,7 @@ class SlotWriter:
         return slot, offset
 
     def take_block(self, num_bytes: int) -> SharedBlock | None:
-        """Return a free slot as memory to write to, or None if no slot is free. If it is not sent, give it back with
-        `give_back`."""
+        """Return a free slot as memory to write to, or None. If it is not sent, give it back with `give_back`."""
         slot = self._take(num_bytes)
         if slot is None:
             return None

@@ -23,8 +23,7 @@ from vla_rl.actors.parent_link import FROM_TERMINAL
 from vla_rl.actors.placement import ChildProcess
 
 OnExit = Callable[[str, tuple[str, ...]], None]
-"""Called once, on the loop, when the process has ended: with the cause, and the last stderr lines if it could not be
-started."""
+"""Called once, on the loop, when the process has ended: with the cause, and stderr lines if it could not be started."""
 
 
 class StartedProcess(Protocol):

@@ -59,7 +59,7 @@ class StderrTail:
         self._lines.append(text)
         with contextlib.suppress(
             OSError, ValueError
-        ):  # ours may lead nowhere; a child's end has to be noticed all the same
+        ):  # our stderr may be closed; the child's end must be noticed anyway
             sys.stderr.write(f"[{self._name}] {text}\n")
 
     def _shut(self) -> None:

@@ -105,8 +105,7 @@ class WrongInput(GraphError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` if a known name is close to `name`, else the known names if there are few, else
-    nothing."""
+    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names, else an empty string."""
     candidates = list(known)
     if close := difflib.get_close_matches(name, candidates, n=1):
         return f"; did you mean {close[0]!r}?"

@@ -210,8 +210,7 @@ class Run:
                 failure.add_note(f"also, {update.failure}")
 
     def _admit(self) -> None:
-        """Start updates up to the limit; only called when the loop asks, so that the update in its body counts as in
-        flight."""
+        """Start updates up to the limit; only called when the loop asks, so the update in its body counts as in flight."""
         while (self._last is None or self._next < self._last) and len(self._in_flight) < self._max_in_flight:
             previous = self._in_flight[-1] if self._in_flight else None
             update = UpdateRun(self._plan, self._next, self._inputs, self, self._clock, self._stream_capacity)

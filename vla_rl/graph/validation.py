@@ -124,8 +124,7 @@ def _check_stream(node: Node, kind: FunctionKind, streamed: set[str]) -> None:
 
 
 def _edges(nodes: Mapping[str, Node], writers: Mapping[str, str], streamed: set[str]) -> list[Edge]:
-    """Return the edges, data edges first. A `deps` on a node whose value is read adds none, so that it cannot stop a
-    stream."""
+    """Return the edges, data edges first. A `deps` on a node that is read anyway adds none: it cannot stop a stream."""
     edges: list[Edge] = []
     for node in nodes.values():
         sources: set[str] = set()

@@ -56,8 +56,7 @@ class ActionGate:
         return [row.tobytes() for row in actions]
 
     def pack(self, action: Any) -> Any:
-        """Return the form of a checked action for sending: for a Box only its bytes, since the receiver knows shape and
-        dtype."""
+        """Return the form of a checked action for sending: for a Box only its bytes, since the receiver knows the rest."""
         return action.tobytes() if self._box is not None else action
 
     def unpack(self, packed: Any) -> Any:

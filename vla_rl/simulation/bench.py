@@ -18,8 +18,7 @@ class Place(enum.Enum):
 
 
 class Seat:
-    """A place for one environment. A lease keeps the simulator that it began with, even if the bench gets another
-    process."""
+    """A place for one environment. A lease keeps its first simulator, even if the bench gets another process."""
 
     def __init__(self, bench: "Bench", row: int) -> None:
         self.bench, self.row = bench, row

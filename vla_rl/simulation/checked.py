@@ -216,7 +216,7 @@ class CheckedEnv:
         return plain
 
     def _broken(self, method: str, problem: str) -> EnvError:
-        return EnvError(f"{self.spec.id}: {method} returned {problem}; its spaces must say what it really returns.")
+        return EnvError(f"{self.spec.id}: {method} returned {problem}; its spaces must describe what it returns.")
 
     def _fault(self, what: str, error: Exception) -> EnvError:
         """Describe an error of the environment's code as its own fault; the traceback is that of the cause."""

@@ -61,14 +61,13 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     """Time in seconds within which a process must be up (> 0); after that it is killed."""
 
     prepare_timeout_s: float = 600.0
-    """The same for the process that is forked, which builds all environments of the run."""
+    """Time in seconds (> 0) within which the process that is forked must be ready; it builds all environments of the run."""
 
     concurrent_starts: int = 4
     """Number of processes that start at the same time (>= 1); the others wait."""
 
     recycle_after_episodes: int | None = None
-    """Episodes after which a process is replaced, over all its simulators; None never replaces it. For simulators that
-    leak."""
+    """Episodes of a process, over all its simulators, after which it is replaced; None for never. For leaking simulators."""
 
     rss_limit_mb: int | None = None
     """Largest memory of a process at the end of an episode (MiB, resident and not shared with other processes); above it
@@ -126,8 +125,7 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
         return own
 
     def placement_of(self, index: int, specs: Iterable[EnvSpec] = ()) -> ChildProcess:
-        """Return the placement of simulator process number `index`; `specs` are its environments, as far as they are
-        known."""
+        """Return the placement of simulator process number `index`; `specs` are its environments, as far as known."""
         server = None
         if self.start == "fork":
             server = ForkServer(

@@ -25,8 +25,7 @@ PackedChunk: TypeAlias = tuple[Packed, np.ndarray, bool, bool, Info, np.ndarray 
 
 
 class HostedEnv:
-    """One environment and its packer. Methods raise `EnvError` for a fault of it, and close it; `open` then builds it
-    anew."""
+    """One environment and its packer. A method that meets a fault of it raises `EnvError` and closes it."""
 
     def __init__(self) -> None:
         self._env: CheckedEnv | None = None

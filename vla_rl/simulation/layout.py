@@ -47,8 +47,7 @@ class ObservationLayout:
         """Keys of an observation that is a dict of arrays only: the most frequent case, with a faster path. Else None."""
 
     def places(self, block: Any, num_rows: int | None = None) -> list[np.ndarray]:
-        """Return the views of the arrays in a block of `num_bytes`; with `num_rows`, [num_rows, ...] in one of
-        `batch_bytes`."""
+        """Return the arrays in a block of `num_bytes`; with `num_rows`, [num_rows, ...] in a block of `batch_bytes`."""
         record: np.ndarray = np.ndarray((), self._of_rows(num_rows), block)
         return [record[name] for name in self._fields]
 

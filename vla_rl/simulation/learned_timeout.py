@@ -20,8 +20,7 @@ ENOUGH_RESETS: Final = 5
 """Calls from which a timeout is learned; before that the configured one holds."""
 
 REMEMBERED: Final = 200
-"""The slowest of at least this many calls counts, so that the first ones, which compile code and render for the first
-time, do not count for ever."""
+"""The slowest of at least this many calls counts, so that the first ones, which compile code, do not count for ever."""
 
 _LONGER: Final = 4.0
 

@@ -76,4 +76,4 @@ def _unregistered(module: str, name: str) -> str:
         return (
             f"the module {module!r} registers no {name!r}; call gymnasium.register(id={name!r}, entry_point=...) in it"
         )
-    return f"nothing registers {name!r}; write 'module:{name}', with the module of yours that does"
+    return f"nothing registers {name!r}; write 'module:{name}', with your module that does"

@@ -16,8 +16,7 @@ class Packer(Protocol):
     """Converts a checked observation to the form in which it is sent."""
 
     def pack(self, observation: Any, batch: int = 0) -> Packed:
-        """Write the arrays before returning; `batch` is the number of the batch if there are several. Return the packed
-        form."""
+        """Write the arrays before returning the packed form; `batch` is the number of the batch if there are several."""
         ...
 
 

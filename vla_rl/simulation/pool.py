@@ -231,8 +231,7 @@ class SimulatorPool:
             await bench.clear()
 
     async def _staff(self, bench: Bench) -> bool:
-        """Start a process on a bench, with the environments of its last one; return False if none can come and the pool
-        has ended."""
+        """Start a process on a bench, with the environments of its last one; return False if the pool has ended."""
         process = await self._start(bench)
         if process is None:
             return False

@@ -32,8 +32,7 @@ def prepare_hook(specs: Iterable[EnvSpec]) -> PrepareHook:
 
 
 def prepare_envs(specs: list[dict[str, Any]]) -> None:
-    """Import the environments of the specs, and call `prepare` if the class has it. Raises: EnvError naming the
-    environment."""
+    """Import the specs' environments, and call `prepare` if the class has it. Raises: EnvError naming the environment."""
     # "could not be made", as when it is built without a preparation: the fault is the same
     for spec in specs:
         try:

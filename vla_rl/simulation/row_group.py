@@ -101,8 +101,7 @@ class RowGroup:
 
 
 async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all; return the results in order. A failure is raised only when all have ended, so that no row is half
-    written."""
+    """Await all; return the results in order. A failure is raised when all have ended: no row is then half written."""
     results = await asyncio.gather(*coroutines, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

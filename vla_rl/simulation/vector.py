@@ -144,8 +144,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return self._observations(), answers
 
     def _packed_rows(self, actions: Any) -> list[Any]:
-        """Return the packed action of each environment; None for those that begin their next episode and ignore their
-        action."""
+        """Return the packed action of each environment; None for those that begin their next episode."""
         gate, resets = self._gate, self.autoreset_mode is AutoresetMode.NEXT_STEP and self._must_reset.any()
         rows = None if resets else gate.packed_rows(actions)
         if rows is not None and len(rows) == self.num_envs:

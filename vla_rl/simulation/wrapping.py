@@ -1,5 +1,4 @@
-"""Wrappers of gymnasium around an environment in another process: named by the caller, imported and applied in the
-process."""
+"""Wrappers of gymnasium for an environment in another process: named here, imported and applied there."""
 
 import functools
 import importlib
