@@ -113,7 +113,7 @@ async def test_a_wrong_number_of_arguments_is_refused_before_anything_is_sent(co
 
 
 async def test_an_argument_of_another_type_is_refused_by_name(counter: Counter) -> None:
-    with pytest.raises(TypeError, match=r"Counter\.add was sent other arguments.*Expected `int`, got `str`"):
+    with pytest.raises(TypeError, match=r"Counter\.add got wrong argument types.*Expected `int`, got `str`"):
         await counter.add("two")  # type: ignore[arg-type]
     assert await counter.add(1) == 4
 

@@ -291,9 +291,7 @@ class ActorServer:
             else:  # the application's own, e.g. it awaited a cancelled future
                 self._answer(Kind.ERROR, call, report_of(error))
         except msgspec.ValidationError as error:
-            self._answer(
-                Kind.ERROR, call, report_of(TypeError(f"{endpoint.label} was sent other argument types: {error}"))
-            )
+            self._answer(Kind.ERROR, call, report_of(TypeError(f"{endpoint.label} got wrong argument types: {error}")))
         except MalformedMessage as error:
             self.reject(error)
             self._answer(Kind.ERROR, call, report_of(error))
