@@ -9,16 +9,19 @@ WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test quick check bench test-clients faults install clean
+.PHONY: demo test quick check bench proofs test-clients faults install clean
 
 demo: install ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--run.updates 20" adds options
 	$(BIN)/python -m vla_rl.recipes.srpo_libero $(ARGS)
 
 test: check ## style, strict types, and every test that needs no GPU
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not gpu and not proof" $(ARGS)
 
 quick: check ## the same without the slow tests
-	$(BIN)/python -m pytest -m "not gpu and not slow" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not gpu and not proof and not slow" $(ARGS)
+
+proofs: install ## the long versions: learning, whole chains of recipes, every way in which vLLM takes weights
+	$(BIN)/python -m pytest -m "proof and not gpu" $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

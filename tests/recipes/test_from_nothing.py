@@ -24,7 +24,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[2:] for line in chain.replace("\\\n", " ").splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.timeout(900)
 def test_demonstrations_are_recorded_taught_and_judged_in_libero(tmp_path: Path) -> None:
     assert [words[0] for words in commands()] == [f"vla_rl.recipes.{name}" for name in SMALLER]

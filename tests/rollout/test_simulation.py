@@ -65,11 +65,12 @@ async def train(num_episodes: int, seed: int) -> tuple[Observed, EpisodeSchedule
 
 
 @pytest.mark.timeout(600)
-def test_a_hundred_thousand_episodes_with_faults_keep_every_invariant() -> None:
+@pytest.mark.parametrize("num_episodes", [20_000, pytest.param(100_000, marks=pytest.mark.proof)])
+def test_thousands_of_episodes_with_faults_keep_every_invariant(num_episodes: int) -> None:
     """Conservation is checked by the scheduler itself at each of the updates."""
-    seen, scheduler, pool = run_in_simulated_time(train(100_000, seed=1))
+    seen, scheduler, pool = run_in_simulated_time(train(num_episodes, seed=1))
     scheduler.check_conservation()
-    assert pool.num_leases >= 100_000
+    assert pool.num_leases >= num_episodes
     assert pool.num_leased == 0
 
     # The hard bound, with generation running ahead as far as it may.
@@ -87,5 +88,5 @@ def test_a_hundred_thousand_episodes_with_faults_keep_every_invariant() -> None:
     assert min(group.dispatch_version for group in state.groups) >= state.version - MAX_STALENESS
 
     # Faults did strike, and struck episodes were trained on like any other.
-    assert seen.attempts[1] > 500
+    assert seen.attempts[1] > num_episodes / 200
     assert pool.num_leases > state.ledger.dispatched

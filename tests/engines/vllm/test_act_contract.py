@@ -55,7 +55,10 @@ class Acting:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=["torch oft", "torch tokens", "vllm oft", "vllm tokens", "vllm tokens keep", "vllm tokens restart"],
+    params=[
+        *("torch oft", "torch tokens", "vllm oft", "vllm tokens"),
+        *(pytest.param(f"vllm tokens {mode}", marks=pytest.mark.proof) for mode in ("keep", "restart")),
+    ],
 )
 async def acting(request: pytest.FixtureRequest) -> AsyncIterator[Acting]:
     kind, family, *update_mode = request.param.split()
