@@ -1,4 +1,4 @@
-"""Configuration of engines; imports in an instant, without torch."""
+"""Configuration of engines. Importing it does not import torch."""
 
 from typing import Literal
 
@@ -7,34 +7,37 @@ from vla_rl.types import Config
 
 
 class EngineConfig(Config, frozen=True, kw_only=True):
-    """Which engine decides, and how decisions are batched."""
+    """Which engine makes the decisions, and how it batches them."""
 
     kind: Literal["torch", "vllm"] = "torch"
-    """`torch`: in this process, with the learner's weights; `vllm`: in processes of its own, as `engine.vllm` says."""
+    """Engine that runs the policy. `torch`: in this process, with the learner's weights. `vllm`: in separate vLLM
+    processes, set up with `engine.vllm`."""
 
     vllm: VllmConfig = VllmConfig()
 
     max_batch: int = 16
-    """Most decisions computed together."""
+    """Maximum number of decisions computed in one batch."""
 
     max_wait_s: float = 0.0
-    """How long a free device waits for a fuller batch, from the arrival of the oldest request; 0 fires at once."""
+    """Seconds that an idle device waits for a fuller batch, counted from the oldest request; 0 starts at once."""
 
     is_deterministic: bool = False
-    """Batches of exactly one, so that the last bit of an answer does not depend on who waited beside it."""
+    """Compute every decision in a batch of one, so that results are the same to the last bit whatever else is
+    waiting. Slower; use it to reproduce a run."""
 
     cuda_graphs: bool = True
-    """On a GPU, record what an OpenVLA policy computes to act, once for each size of batch, and replay it."""
+    """On a GPU, record an OpenVLA policy's computation of actions as a CUDA graph, once per batch size, and replay
+    it."""
 
     max_context: int | None = None
-    """Of a language policy: most tokens of a prompt and its reply together; none takes the model's own limit."""
+    """Language policies only: maximum tokens of a prompt and its reply together; none takes the model's own limit."""
 
     max_reply: int = 512
-    """Of a language policy: most tokens of one reply."""
+    """Language policies only: maximum tokens of one reply."""
 
     kept_conversations: int = 16
-    """Of a language policy: conversations whose keys and values are kept between their turns, beside those that run; the
-    beginnings they share with a new prompt are not read again. 0 keeps none."""
+    """Language policies only: number of idle conversations whose keys and values are kept between their turns, so
+    that the beginning they share with a new prompt is not computed again. 0 keeps none."""
 
     def __post_init__(self) -> None:
         self.require(self.max_context is None or self.max_context >= 2, "max_context", "at least 2 tokens, or none")

@@ -1,4 +1,5 @@
-"""Configurations of learners: optimizer, policy, critic, imitation. They import in an instant, without torch."""
+"""Configurations of the optimizer, the policy learner, the critic and imitation learning. Importing them does not
+import torch."""
 
 from typing import Literal, NamedTuple
 
@@ -7,39 +8,40 @@ from vla_rl.types import Config
 
 
 class MicroBatchSize(NamedTuple):
-    """How much goes into one forward pass."""
+    """Limits on the size of one forward pass."""
 
     rows: int
     tokens: int | None = None
-    """Padding included; None: no limit."""
+    """Maximum number of tokens, padding included; None sets no limit."""
 
 
 class OptimizerConfig(Config, frozen=True, kw_only=True):
-    """AdamW, its warm-up and its safety."""
+    """AdamW settings: learning-rate schedule, gradient clipping, and the limit on skipped steps."""
 
     lr: float = 1e-4
-    """Learning rate after the warm-up. The first Adam steps move every parameter by about this much."""
+    """Learning rate after the warm-up. Each of the first Adam steps changes every parameter by about this much."""
 
     warmup_steps: int = 10
-    """Optimizer steps over which the learning rate rises linearly from lr / warmup_steps."""
+    """Optimizer steps over which the learning rate rises linearly, starting at lr / warmup_steps."""
 
     decay_steps: int | None = None
-    """Optimizer steps over which it falls on a cosine to `final_lr_share`, warm-up included; none keeps it constant."""
+    """Optimizer step, counted from the start of training, at which the cosine decay to `final_lr_share` ends; none
+    keeps the learning rate constant after the warm-up."""
 
     final_lr_share: float = 0.05
-    """Share of `lr` that is left at the end of the decay."""
+    """Share of `lr` that is left at the end of the decay, in [0, 1]."""
 
     betas: tuple[float, float] = (0.9, 0.999)
-    """Decay of Adam's two moving averages."""
+    """Decay rates of Adam's moving averages of the gradient and of its square, each in [0, 1)."""
 
     weight_decay: float = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay; 0 turns it off."""
 
     max_grad_norm: float = 1.0
-    """Gradients are scaled down to this norm over all parameters."""
+    """Maximum norm of the gradient over all parameters; larger gradients are scaled down to it."""
 
     max_skips_in_a_row: int = 3
-    """A step whose gradient is not finite is skipped; after this many one after another the run ends with an error."""
+    """A step whose gradient is not finite is skipped. After this many skips in a row the run ends with an error."""
 
     def __post_init__(self) -> None:
         self.require(self.lr > 0.0, "lr", "above 0")
@@ -54,40 +56,43 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
 
 
 class LearnerConfig(Config, frozen=True, kw_only=True):
-    """How trajectories and advantages become one update."""
+    """Settings of a policy update from trajectories and their advantages."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
 
     loss: PolicyLossConfig = PolicyLossConfig()
-    """The loss of every token; the default is the clipped surrogate, a trust region."""
+    """Policy loss of each token; the default, PPO's clipped surrogate, has a trust region."""
 
     micro_batch: int = 32
-    """Rows (decisions, or conversations) in one forward and backward pass; sets memory and speed, never the gradient."""
+    """Rows (decisions or conversations) per forward and backward pass. It changes memory and speed, never the
+    gradient."""
 
     micro_batch_tokens: int | None = None
-    """Of a language policy: most tokens of prompts and replies in one pass, padding included, beside `micro_batch`; short
-    rows are packed beside each other."""
+    """Language policies only: maximum tokens per pass (prompts, replies and padding), in addition to `micro_batch`.
+    Short rows are packed together. none sets no limit."""
 
     minibatch_trajectories: int | None = None
-    """Trajectories per optimizer step; none takes all of an update in one step."""
+    """Trajectories per optimizer step; none takes all trajectories of an update in one step."""
 
     epochs: int = 1
-    """How often an update goes over its trajectories."""
+    """Number of passes over the trajectories of an update."""
 
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus; 0 turns it off. Raise it if the policy explores too little."""
 
     aggregation: Literal["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
         "seq_mean_token_mean"
     )
-    """How token losses become one number; the first weighs every trajectory the same (SRPO), the last is Dr. GRPO's."""
+    """How token losses are reduced to one number. `seq_mean_token_mean` weighs every trajectory the same (SRPO);
+    `seq_mean_token_sum_norm` is Dr. GRPO's."""
 
     trajectory_length: float | None = None
-    """What `seq_mean_token_sum_norm` divides by, and needs: a constant, such as the tokens of the longest trajectory."""
+    """Divisor that `seq_mean_token_sum_norm` requires: a constant, such as the number of tokens of the longest
+    possible trajectory. Leave it at none for the other aggregations."""
 
     max_mismatch: float = 0.05
-    """Largest mean |log-prob of the learner - log-prob of the engine| over the first update's tokens that the very same
-    weights chose; above it the run ends, because the ratio has to begin at 1."""
+    """Largest accepted mean |learner's log-prob - engine's log-prob| in the first update, over the tokens that the
+    same weights chose. Above it the run ends with an error, because the probability ratio has to start at 1."""
 
     seed: int = 0
     """Seed of the order of the mini-batches."""
@@ -113,16 +118,16 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
 
     @property
     def steps_once_per_update(self) -> bool:
-        """True where an update is one optimizer step, so that no weights exist between two versions."""
+        """Whether an update is one optimizer step, so that no weights exist between two versions."""
         return self.minibatch_trajectories is None and self.epochs == 1
 
 
 class CriticConfig(Config, frozen=True, kw_only=True):
-    """How values are judged and learnt, in pipelines that have a critic."""
+    """Settings of the critic and its updates, in pipelines that have one."""
 
     trunk: Literal["shared", "own"] = "own"
-    """What the value head sees: `own`, a copy of the policy's trunk that is trained with it; or `shared`, the policy's trunk
-    as it is, which costs no memory and gets no gradient from the values."""
+    """Input of the value head. `own`: features of a copy of the policy's trunk, which is trained with the head.
+    `shared`: features of the policy's trunk, which needs no memory and gets no gradient from the values."""
 
     hidden: int = 64
     """Width of the value head's hidden layer."""
@@ -130,25 +135,26 @@ class CriticConfig(Config, frozen=True, kw_only=True):
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3)
 
     value_scale: float = 1.0
-    """Values are learnt in units of this: about the size of a typical return."""
+    """Unit in which the critic learns values, > 0; set it to about the size of a typical return."""
 
     loss: ValueLossConfig = ValueLossConfig()
-    """Its numbers are in units of `value_scale`."""
+    """Loss of the values; its parameters are in units of `value_scale`."""
 
     micro_batch: int = 256
-    """Observations in one forward and backward pass; sets memory and speed, never the gradient."""
+    """Observations per forward and backward pass. It changes memory and speed, never the gradient."""
 
     micro_batch_tokens: int | None = None
-    """Of a language policy: most tokens of prompts in one pass, padding included, beside `micro_batch`."""
+    """Language policies only: maximum tokens per pass (prompts and padding), in addition to `micro_batch`; none sets
+    no limit."""
 
     minibatch_trajectories: int | None = None
-    """Trajectories per optimizer step; none takes all of an update in one step."""
+    """Trajectories per optimizer step; none takes all trajectories of an update in one step."""
 
     epochs: int = 4
-    """How often an update goes over its trajectories."""
+    """Number of passes over the trajectories of an update."""
 
     warmup_updates: int = 0
-    """In the first so many updates only the critic learns, and the policy waits."""
+    """Number of updates at the start in which only the critic is trained; the policy does not change."""
 
     def __post_init__(self) -> None:
         self.require(self.hidden >= 1, "hidden", "at least 1 unit")
@@ -168,15 +174,16 @@ class CriticConfig(Config, frozen=True, kw_only=True):
 
 
 class ImitationConfig(Config, frozen=True, kw_only=True):
-    """How demonstrations become one update."""
+    """Settings of a supervised update from demonstrations."""
 
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, warmup_steps=50)
 
     micro_batch: int = 32
-    """Demonstrated chunks in one forward and backward pass; sets memory and speed, never the gradient."""
+    """Demonstrated chunks per forward and backward pass. It changes memory and speed, never the gradient."""
 
     micro_batch_tokens: int | None = None
-    """Of a language policy: most tokens in one pass, padding included, beside `micro_batch`."""
+    """Language policies only: maximum tokens per pass, padding included, in addition to `micro_batch`; none sets no
+    limit."""
 
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 chunk")

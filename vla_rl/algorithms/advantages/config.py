@@ -1,4 +1,4 @@
-"""Which advantage estimator, and its numbers."""
+"""Configuration of advantage estimators: an estimator by name, with its parameters."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -25,30 +25,32 @@ ADVANTAGE_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "marft_gae": {"gamma": 0.99, "lam": 0.95, "whiten": True},
     }
 )
-"""The parameters of each estimator, with its defaults."""
+"""The parameters of each estimator, with their defaults."""
 
 
 class AdvantageConfig(Config, frozen=True, kw_only=True):
-    """An advantage estimator by name, with its numbers; a number left at none takes that estimator's own default."""
+    """An advantage estimator by name, with its parameters; a parameter left at none takes that estimator's own
+    default."""
 
     name: str = "grpo"
-    """grpo, dr_grpo, max_rl, rloo, pass_at_k, gpg, cpgd_filter, opo, remax, reinforce_plus_plus,
-    reinforce_plus_plus_baseline, gae, marft_gae, or your own as `module:function`."""
+    """Name of the estimator: grpo, dr_grpo, max_rl, rloo, pass_at_k, gpg, cpgd_filter, opo, remax,
+    reinforce_plus_plus, reinforce_plus_plus_baseline, gae, marft_gae, or your own function as `module:function`."""
 
     gamma: float | None = None
-    """Discount, in [0, 1]: for one control step where the batch says how many a step took, else for one step."""
+    """Discount factor in [0, 1], per control step if the batch has the durations of its steps, else per step."""
 
     lam: float | None = None
-    """GAE's decay of later errors, in [0, 1]; 1 is the discounted return minus the value."""
+    """GAE's decay of later errors, in [0, 1]; 1 gives the discounted return minus the value. Lower it for less
+    variance and more bias."""
 
     whiten: bool | None = None
-    """gae, marft_gae: give the advantages of the batch mean 0 and standard deviation 1."""
+    """gae, marft_gae: scale the advantages of the batch to mean 0 and standard deviation 1."""
 
     normalise_std: bool | None = None
-    """pass_at_k: divide by the standard deviation of the group."""
+    """pass_at_k: divide by the group's standard deviation."""
 
     max_weight: float | None = None
-    """cpgd_filter: largest factor that makes up for groups that teach nothing, at least 1."""
+    """cpgd_filter: largest factor that compensates for groups whose rewards are all equal, at least 1."""
 
     def __post_init__(self) -> None:
         if not is_function_path(self.name):
@@ -69,13 +71,13 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every parameter of the estimator, set or by default; of one's own those that were set."""
+        """Every parameter of the estimator, as set or by default; for a custom estimator only those that were set."""
         return {**ADVANTAGE_PARAMETERS.get(self.name, {}), **self.chosen}
 
     @property
     def needs_group(self) -> bool:
-        """Whether trajectories are compared within groups, so that a group of one teaches nothing. Of one's own
-        estimator that is not known, and said to be False."""
+        """Whether trajectories are compared within groups, so that a group of one teaches nothing. False for a
+        custom estimator, because it cannot be determined."""
         return not (self.needs_values or self.name in ("remax", "reinforce_plus_plus") or is_function_path(self.name))
 
     @property

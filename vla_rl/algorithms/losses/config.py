@@ -1,7 +1,7 @@
-"""Which policy loss, and its numbers: imports in an instant, without torch.
+"""Configuration of policy losses: a loss by name, with its parameters. Importing it does not import torch.
 
-Every loss has its own few parameters; a field left at None takes that loss' own default (`PARAMETERS`), and a field that
-the chosen loss does not have is refused, so that no setting is silently without effect.
+Each loss has its own parameters. A field left at None takes the default of that loss (`PARAMETERS`); a field that
+the chosen loss does not have is rejected, so that no setting is silently ignored.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from vla_rl.errors import ConfigError
 from vla_rl.types import Config
 
 RatioLevel: TypeAlias = Literal["token", "action", "chunk", "sequence"]
-"""Whose probability ratio is clipped: one token's, that of all tokens of one control step, of one row (an action chunk),
-or the length-normalised one of the whole sequence."""
+"""Unit whose probability ratio is clipped: one token, all tokens of one control step, all tokens of one row (an
+action chunk), or the whole sequence, length-normalised."""
 
 _CLIP: Final = {"clip_low": 0.2, "clip_high": 0.28}
 _COVARIANCE: Final = {"covariance_share": 2e-4}
@@ -42,74 +42,76 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 """The parameters of each loss, with its defaults."""
 
 WITHOUT_TRUST_REGION: Final = frozenset({"gpg", "kl_cov"})
-"""Losses that follow data of older weights however far the policy has moved away from them."""
+"""Losses without a trust region: nothing limits how far they move the policy away from the weights that chose the
+data."""
 
 
 class PolicyLossConfig(Config, frozen=True, kw_only=True):
-    """A policy loss by name, with its numbers; a number left at none takes that loss' own default."""
+    """A policy loss by name, with its parameters; a parameter left at none takes that loss' own default."""
 
     name: str = "ppo"
-    """ppo, decoupled_ppo, gspo, gmpo, cispo, sapo, cpgd, gpg, clip_cov, kl_cov, dppo, ipo, icepop, opsm, m2po, or your own
-    as `module:function`."""
+    """Name of the loss: ppo, decoupled_ppo, gspo, gmpo, cispo, sapo, cpgd, gpg, clip_cov, kl_cov, dppo, ipo, icepop,
+    opsm, m2po, or your own function as `module:function`."""
 
     level: RatioLevel | None = None
-    """Whose probability ratio is clipped: token, action (one control step), chunk, or sequence (length-normalised)."""
+    """Unit whose probability ratio is clipped: token, action (one control step), chunk, or sequence
+    (length-normalised)."""
 
     clip_low: float | None = None
-    """The ratio is clipped below 1 minus this; gmpo bounds the log-ratio by it."""
+    """The ratio is clipped below 1 minus this value. gmpo: lower bound of the log-ratio, as a positive number."""
 
     clip_high: float | None = None
-    """The ratio is clipped above 1 plus this; gmpo bounds the log-ratio by it."""
+    """The ratio is clipped above 1 plus this value. gmpo: upper bound of the log-ratio."""
 
     dual_clip: float | None = None
-    """Bound on the loss of tokens with a negative advantage and a large ratio, above 1; none leaves it out."""
+    """Bound, above 1, on the loss of tokens with a negative advantage and a large ratio; none turns it off."""
 
     behavior_weight_cap: float | None = None
-    """decoupled_ppo: drop what has a larger weight proximal / behavior: a token, or at the levels action and chunk the whole
-    control step or chunk."""
+    """decoupled_ppo: drop tokens whose weight proximal / behavior is above this; at the levels action and chunk,
+    drop the whole control step or chunk."""
 
     temperature_positive: float | None = None
-    """sapo: steepness of the soft gate where the advantage is positive."""
+    """sapo: steepness of the soft gate for tokens with a positive advantage."""
 
     temperature_negative: float | None = None
-    """sapo: steepness of the soft gate where the advantage is negative or 0."""
+    """sapo: steepness of the soft gate for tokens with a negative or zero advantage."""
 
     drift_coef: float | None = None
     """cpgd: weight of the policy drift."""
 
     covariance_share: float | None = None
-    """clip_cov, kl_cov: share of the tokens that is clipped or penalised."""
+    """clip_cov, kl_cov: share of the tokens that is clipped or penalised, in [0, 1]."""
 
     covariance_low: float | None = None
-    """clip_cov: tokens with a covariance above this may be clipped."""
+    """clip_cov: only tokens with a covariance above this may be clipped."""
 
     covariance_high: float | None = None
-    """clip_cov: tokens with a covariance below this may be clipped."""
+    """clip_cov: only tokens with a covariance below this may be clipped."""
 
     penalty_coef: float | None = None
-    """kl_cov: weight of |log-ratio| on the chosen tokens; dppo, ipo: weight of the squared log-ratio on all tokens."""
+    """kl_cov: weight of |log-ratio| on the chosen tokens. dppo, ipo: weight of the squared log-ratio on all tokens."""
 
     probability_low: float | None = None
-    """dppo, ipo: drop a token if its probability fell by more than this; 1 keeps all."""
+    """dppo, ipo: drop a token if its probability fell by more than this; 1 keeps every token."""
 
     probability_high: float | None = None
-    """dppo, ipo: drop a token if its probability rose by more than this; 1 keeps all."""
+    """dppo, ipo: drop a token if its probability rose by more than this; 1 keeps every token."""
 
     weight_low: float | None = None
-    """icepop: tokens with a smaller ratio are dropped."""
+    """icepop: drop tokens whose ratio is below this."""
 
     weight_high: float | None = None
-    """icepop: tokens with a larger ratio are dropped."""
+    """icepop: drop tokens whose ratio is above this."""
 
     max_sequence_kl: float | None = None
-    """opsm: drop a sequence with a negative advantage if the sampler's log-prob minus the current one, averaged over its
-    tokens, is above this many nats. TRL suggests 0.5."""
+    """opsm: drop a sequence with a negative advantage if the sampler's log-prob minus the current one, averaged over
+    its tokens, exceeds this, in nats. TRL suggests 0.5."""
 
     max_second_moment: float | None = None
-    """m2po: tokens are dropped, the farthest first, until the mean squared log-ratio is at most this."""
+    """m2po: drop tokens, those with the largest |log-ratio| first, until the mean squared log-ratio is at most this."""
 
     allow_unbounded: bool = False
-    """Accept a loss without a trust region although generation runs ahead of the learner."""
+    """Accept a loss without a trust region even if generation runs ahead of the learner."""
 
     kl: KlLossConfig = KlLossConfig()
     correction: CorrectionConfig = CorrectionConfig()
@@ -136,12 +138,12 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every parameter of the loss, set or by default; of one's own loss those that were set."""
+        """Every parameter of the loss, as set or by default; for a custom loss only those that were set."""
         return {**PARAMETERS.get(self.name, {}), **self.chosen}
 
     @property
     def needs_proximal(self) -> bool:
-        """Whether the loss needs the trainer's own log-probs before the update."""
+        """Whether the loss needs the learner's own log-probs from before the update."""
         return self.name == "decoupled_ppo" or self.correction.is_active
 
     @property
@@ -151,24 +153,25 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
 
     @property
     def has_terms_without_advantage(self) -> bool:
-        """Whether the loss may have a gradient where every advantage is 0; of your own loss nobody knows, so True."""
+        """Whether the loss may have a gradient if every advantage is 0; True for a custom loss, because it cannot be
+        determined."""
         values = self.parameters
         drifts = bool(values.get("drift_coef") or values.get("penalty_coef"))
         return self.needs_reference or drifts or is_function_path(self.name)
 
     @property
     def needs_sequence_log_ratio(self) -> bool:
-        """Whether a row that is only a part of its sequence needs `TokenBatch.sequence_log_ratio`."""
+        """Whether a row that is only part of its sequence needs `TokenBatch.sequence_log_ratio`."""
         return self.name in ("gspo", "gmpo") or self.level == "sequence"
 
     @property
     def needs_sequence_drift(self) -> bool:
-        """Whether a row that is only a part of its sequence needs `TokenBatch.sequence_drift`."""
+        """Whether a row that is only part of its sequence needs `TokenBatch.sequence_drift`."""
         return self.name == "opsm"
 
     @property
     def needs_chosen_tokens(self) -> bool:
-        """Whether a micro-batch that is only a part of a mini-batch needs `TokenBatch.chosen_tokens`."""
+        """Whether a micro-batch that is only part of a mini-batch needs `TokenBatch.chosen_tokens`."""
         return self.name in ("clip_cov", "kl_cov", "m2po")
 
     def _check_ranges(self) -> None:
@@ -211,11 +214,12 @@ _NOT_NEGATIVE: Final = (
 def policy_loss_for(
     config: PolicyLossConfig, max_staleness: int, *, steps_once_per_update: bool = True
 ) -> PolicyLossConfig:
-    """The loss of a run whose generation may be `max_staleness` updates ahead: the one configured, if it is safe there.
+    """Return the configured loss if it is safe in a run whose generation may be `max_staleness` updates ahead of the
+    learner.
 
-    The default, `ppo`, has a trust region at every staleness. A loss without one is refused as soon as it would see data of
-    older weights: where `max_staleness` is above 0, or an update has several optimizer steps, of which only the first has
-    the weights that acted; unless `allow_unbounded` is set. Your own loss (`module:function`) is taken as it is.
+    The default, `ppo`, has a trust region at every staleness. A loss without one is rejected if it would see data of
+    older weights: if `max_staleness` is above 0, or if an update has several optimizer steps, because only the first
+    step has the weights that acted. `allow_unbounded` accepts it. Your own loss (`module:function`) is always accepted.
 
     Raises: ConfigError for a loss without a trust region.
     """

@@ -1,4 +1,4 @@
-"""What stands beside a policy loss: the reference penalty, the critic's loss, and the engine's correction. No torch."""
+"""Configurations of the terms beside a policy loss: reference penalty, critic's loss, engine correction. No torch."""
 
 from typing import Literal
 
@@ -8,14 +8,14 @@ from vla_rl.types import Config
 
 
 class KlLossConfig(Config, frozen=True, kw_only=True):
-    """A penalty on the distance from the reference policy, added to the policy loss."""
+    """Penalty on the distance from the reference policy, added to the policy loss."""
 
     coef: float = 0.0
-    """Its weight; 0 leaves it out, and the reference policy is then not computed at all."""
+    """Weight of the penalty; 0 turns it off, and the reference policy is not computed."""
 
     estimator: str = "k3_plus"
-    """k1, abs, k2, k3, or k3_plus, which has the value of k3 and the gradient of k2; or importance_weighted_k3, for samples
-    of older weights."""
+    """Estimator of the KL divergence: k1, abs, k2, k3, k3_plus (value of k3, gradient of k2), or
+    importance_weighted_k3 for samples of older weights."""
 
     def __post_init__(self) -> None:
         self.require(0.0 <= self.coef < float("inf"), "coef", "a finite weight >= 0")
@@ -25,13 +25,13 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
 
 
 class ValueLossConfig(Config, frozen=True, kw_only=True):
-    """The critic's loss."""
+    """Settings of the critic's loss."""
 
     clip: float | None = 0.5
-    """A new value is held this near to the old one; none leaves the clip out."""
+    """Maximum change of a value from its old one before the loss is clipped; none turns clipping off."""
 
     huber_delta: float | None = None
-    """Errors larger than this count linearly; none squares all of them."""
+    """Errors above this count linearly instead of squared (Huber loss); none squares every error."""
 
     def __post_init__(self) -> None:
         self.require(self.clip is None or self.clip > 0.0, "clip", "above 0, or none")
@@ -39,28 +39,30 @@ class ValueLossConfig(Config, frozen=True, kw_only=True):
 
 
 class CorrectionConfig(Config, frozen=True, kw_only=True):
-    """What is done about the engine that acted and the trainer disagreeing on the same weights' log-probs.
+    """Correction of the difference between the log-probs of engine and trainer for the same weights.
 
     kappa = exp(proximal_log_prob - behavior_log_prob), the trainer's view of the acting weights against the engine's.
     """
 
     truncate: Literal["none", "token", "sequence"] = "none"
-    """Weigh losses by min(kappa, truncate_at): of each token, or the product over its sequence."""
+    """Weigh losses by min(kappa, truncate_at); kappa is taken for each token, or as the product over its sequence.
+    none does not weigh."""
 
     truncate_at: float = 2.0
-    """Largest weight, above 0."""
+    """Largest weight of `truncate`, above 0."""
 
     mask: Literal["none", "token", "sequence", "geometric"] = "none"
-    """Drop tokens (token) or whole sequences (their product, or their geometric mean) with kappa outside the bounds."""
+    """Drop what has a kappa outside the bounds: single tokens (`token`), or whole sequences by the product
+    (`sequence`) or the geometric mean (`geometric`) of their tokens' kappas. none drops nothing."""
 
     mask_low: float | None = None
-    """Lower bound; none takes 0.5, or 0.99 for `geometric`."""
+    """Lower bound of `mask`, at most 1; none takes 0.5, or 0.99 for `geometric`."""
 
     mask_high: float | None = None
-    """Upper bound; none takes 2.0, or 1.01 for `geometric`."""
+    """Upper bound of `mask`, at least 1; none takes 2.0, or 1.01 for `geometric`."""
 
     veto_below: float = 0.0
-    """Drop every sequence in which one token's kappa is below this (others use 1e-4); 0 leaves it out."""
+    """Drop every sequence that has a token with a kappa below this, in [0, 1); 0 turns it off. Others use 1e-4."""
 
     def __post_init__(self) -> None:
         self.require(self.truncate_at > 0.0, "truncate_at", "a weight above 0")
@@ -74,11 +76,11 @@ class CorrectionConfig(Config, frozen=True, kw_only=True):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval of kappa that `mask` keeps."""
+        """Interval of kappa that `mask` keeps."""
         low, high = (0.99, 1.01) if self.mask == "geometric" else (0.5, 2.0)
         return low if self.mask_low is None else self.mask_low, high if self.mask_high is None else self.mask_high
 
     @property
     def is_active(self) -> bool:
-        """Whether it does anything."""
+        """Whether the correction does anything."""
         return self.truncate != "none" or self.mask != "none" or self.veto_below > 0.0

@@ -1,4 +1,4 @@
-"""How a batch of embedded trajectories becomes rewards: the rule, its clusters, and what is carried over."""
+"""Settings of SRPO's rewards: the rule, its clusters, and the successes kept from earlier updates."""
 
 from typing import Final
 
@@ -13,21 +13,23 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
     """How distances to the references become rewards."""
 
     rule: str = "aligned"
-    """`aligned`: the share of its nearest success that a failure retraced (ours). `paper`: distance of whole trajectories,
-    z-score, sigmoid, alpha. `released`: the authors' code with its fixed constants."""
+    """Reward rule of failures. `aligned`: the share of the nearest success that the failure retraced (ours).
+    `paper`: distances between whole trajectories, z-score, sigmoid, alpha. `released`: the authors' code with its
+    fixed constants."""
 
     alpha: float = 0.8
-    """Weight of a failure's progress under `paper` and `aligned`, in [0, 1]; 0 is the plain success reward."""
+    """Weight of a failure's progress for `paper` and `aligned`, in [0, 1]; 0 gives the plain success reward."""
 
     clusters: str = "k_distance"
-    """How `paper` groups successes into references. `k_distance`: DBSCAN with a radius from the data. `hdbscan`: clusters
-    of any density, for dozens of successes a task."""
+    """How `paper` groups successes into references. `k_distance`: DBSCAN with a radius computed from the data.
+    `hdbscan`: clusters of any density; needs dozens of successes a task."""
 
     radius_scale: float = 1.5
-    """Radius of `k_distance`, in multiples of the usual distance between neighbouring successes; > 0."""
+    """Radius of `k_distance`, in multiples of the median distance between neighbouring successes; > 0."""
 
     carry_over: int = 16
-    """Successes of each task kept for updates in which nobody solves it, the newest ones; 0 keeps none."""
+    """Number of the newest successes kept per task as references for updates in which the task is not solved; 0
+    keeps none."""
 
     def __post_init__(self) -> None:
         check_choice(RULES, self.rule, "SrpoConfig.rule")

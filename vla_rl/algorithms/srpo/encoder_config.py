@@ -1,4 +1,4 @@
-"""How a trajectory becomes what SRPO compares: which encoder looks at it, and how much it sees."""
+"""Settings of the trajectory encoders: which encoder SRPO compares trajectories with, and what it sees of them."""
 
 from typing import Final
 
@@ -11,34 +11,39 @@ SHORT_VIDEOS: Final = ("cyclic", "stretched")
 
 
 class VJepa2Config(Config, frozen=True, kw_only=True):
-    """V-JEPA 2 (Assran et al. 2025, arXiv:2506.09985), any public size, as transformers has it."""
+    """V-JEPA 2 (Assran et al. 2025, arXiv:2506.09985), any public size, as implemented in transformers."""
 
     folder: str = ""
-    """Folder of the checkpoint, or its name on the Hugging Face hub, such as `facebook/vjepa2-vitg-fpc64-384`. Nothing but
-    safetensors is read and no code of the checkpoint runs."""
+    """Checkpoint folder, or name on the Hugging Face hub, such as `facebook/vjepa2-vitg-fpc64-384`. Only safetensors
+    files are read, and no code of the checkpoint is run."""
 
     num_frames: int = 64
-    """Frames the model sees of each trajectory, first and last included; a multiple of its tubelets of 2."""
+    """Number of frames that the model sees of each trajectory, first and last included; a multiple of its tubelet
+    length of 2."""
 
     image_size: int = 384
-    """Side in pixels that the model sees; the short side is resized to 256/224 of it, and the middle is cut out."""
+    """Side of the square that the model sees, in pixels. The image's short side is resized to 256/224 of it, then
+    the centre is cropped."""
 
     num_moments: int = 1
-    """Vectors a trajectory is told in, in the order of time: 1 is the mean over all tokens, as in the paper. More of them,
-    which the rule `aligned` needs, are means over equal stretches of time; a divisor of num_frames / 2."""
+    """Number of time segments embedded per trajectory, a divisor of num_frames / 2. 1 embeds the mean over all
+    tokens, as in the paper; the rule `aligned` needs more, each the mean over an equal stretch of time."""
 
     short_videos: str = "cyclic"
-    """What is done with fewer frames than `num_frames`. `cyclic`: the video starts over, as in the released code.
-    `stretched`: frames are shown several times in place."""
+    """How videos with fewer than `num_frames` frames are filled up. `cyclic`: start over from the first frame, as in
+    the released code. `stretched`: repeat frames in place, so that the order of time is kept."""
 
     precision: str = "float16"
-    """Of weights and activations. The mean over tokens is taken in float32."""
+    """Data type of weights and activations: bfloat16, float16 or float32. The mean over tokens is computed in
+    float32."""
 
     videos_per_batch: int = 1
-    """Videos embedded at the same time: bounds the memory. One of 64 frames at 384 px has 18432 tokens."""
+    """Videos embedded at the same time. Raise it for speed, lower it for memory; 64 frames at 384 px are 18432
+    tokens."""
 
     offload: bool = False
-    """Keep the weights on the CPU, and on the device only while a group is embedded."""
+    """Keep the weights on the CPU, and move them to the device only while a group is embedded. Saves GPU memory,
+    costs time."""
 
     def __post_init__(self) -> None:
         check_choice(PRECISIONS, self.precision, "VJepa2Config.precision")
@@ -53,24 +58,25 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
 
 
 class EmbeddingConfig(Config, frozen=True, kw_only=True):
-    """Which observations of a trajectory are looked at, and how."""
+    """Which observations of a trajectory are embedded, and by which encoder."""
 
     encoder: str = "pixels"
-    """`pixels`: the image, averaged down to a small one. `state`: the state vector as it is. `policy`: the policy's own
-    vision tower, as it was when the run began. `vjepa2`: V-JEPA 2."""
+    """Encoder of the trajectories. `pixels`: the image, averaged down to `image_size`. `state`: the state vector,
+    unchanged. `policy`: the policy's own vision tower, as it was at the start of the run. `vjepa2`: V-JEPA 2."""
 
     num_frames: int = 16
-    """Moments taken from each trajectory by `pixels`, `state` and `policy`, evenly spaced, the final one included; >= 1."""
+    """Number of moments that `pixels`, `state` and `policy` take from each trajectory, evenly spaced, the last
+    observation included; >= 1."""
 
     image_size: int = 16
-    """Height and width that `pixels` averages the image down to; >= 1."""
+    """Height and width to which `pixels` averages the image down; >= 1."""
 
     image_key: str = "image"
-    """Observation key of the uint8 [H, W, 3] image. Frames that an agent kept between two decisions must be of it too:
-    in LIBERO they are of the environment's `render_key`."""
+    """Observation key of the uint8 [H, W, 3] image. Frames kept between two decisions must come from the same
+    camera: in LIBERO, the one that the environment's `render_key` names."""
 
     state_key: str = "state"
-    """Observation key of the [D] vector for `state`."""
+    """Observation key of the [D] vector that `state` embeds."""
 
     vjepa2: VJepa2Config = VJepa2Config()
 

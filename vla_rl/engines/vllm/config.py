@@ -1,75 +1,81 @@
-"""The configuration of vLLM engines; it imports in an instant, without torch or vLLM."""
+"""Configuration of vLLM engines. Importing it does not import torch or vLLM."""
 
 from typing import Literal, TypeAlias
 
 from vla_rl.types import Config
 
 UpdateMode: TypeAlias = Literal["drain", "keep", "restart"]
-"""What becomes of requests that run when new weights come."""
+"""How running requests are handled when new weights arrive."""
 
 
 WeightRoute: TypeAlias = Literal["auto", "host", "gpu"]
-"""Whose memory new weights go through."""
+"""Memory through which new weights reach the engines."""
 
 
 class VllmConfig(Config, frozen=True, kw_only=True):
-    """Engine processes, and how they take new weights."""
+    """Settings of the engine processes and of their weight updates."""
 
     num_engines: int = 1
-    """Engine processes, each with a copy of the weights; requests go to the least loaded, conversations stay."""
+    """Number of engine processes, each with a copy of the weights. New requests go to the least loaded engine; later
+    turns of a conversation go to the engine that holds its keys and values."""
 
     update_mode: UpdateMode | None = None
-    """`drain`: running requests end with the old weights first; `keep`: they stop, what they computed is computed again with
-    the new weights, and they go on; `restart`: they begin again from their prompts. An action chunk is always of one
-    version: in `keep`, one that an update ran through is asked again. None: `drain` for chunks, `keep` for replies."""
+    """What happens to running requests when new weights arrive. `drain`: they finish with the old weights first.
+    `keep`: they pause, their prompts and tokens are read again with the new weights, and they go on. `restart`:
+    they start again from their prompts. All tokens of an action chunk always come from one version: with `keep`,
+    a chunk during which the weights changed is requested again. none: `drain` for action chunks, `keep` for
+    replies."""
 
     weights_through: WeightRoute = "auto"
-    """Memory that new weights go through: `host`; or `gpu`, that of the GPU that learner and engines share, where two copies
-    of them stay (CUDA IPC). auto: `gpu` where the learner is on one and vLLM is built for CUDA."""
+    """Memory through which new weights reach the engines. `host`: main memory. `gpu`: the GPU that learner and
+    engines share, where it takes room for two copies (CUDA IPC). `auto`: `gpu` if the learner is on a GPU and
+    vLLM is built for CUDA."""
 
     num_threads: int = 1
-    """Threads that one engine computes with on a CPU; more than there are idle cores spin at barriers."""
+    """CPU threads per engine. More threads than idle cores slow the engine down, because they spin at barriers."""
 
     kv_cache_gib: int = 1
-    """Memory of one engine for keys and values on a CPU, in GiB."""
+    """Memory for keys and values per engine on a CPU, in GiB."""
 
     gpu_memory_share: float = 0.4
-    """Share of a GPU's memory that one engine takes; the learner needs the rest."""
+    """Share of the GPU's memory that one engine takes, in (0, 1]; the learner needs the rest."""
 
     max_requests: int = 64
-    """Most requests that one engine computes together."""
+    """Maximum number of requests that one engine computes together."""
 
     max_step_tokens: int = 8192
-    """Most tokens that one engine reads in one step; at least one whole prompt is read."""
+    """Maximum number of tokens that one engine reads in one step; it always reads at least one whole prompt."""
 
     can_sleep: bool = False
-    """Let `sleep` free an engine's memory for a learner on the same GPU; only CUDA builds can."""
+    """Allow `sleep`, which frees an engine's GPU memory for a learner on the same GPU. CUDA builds of vLLM only."""
 
     attempts: int = 3
-    """How often a request is asked before its caller is told that engines die; 1 tells it at once."""
+    """Number of attempts for a request whose engine dies before the caller gets an error; 1 reports the first death."""
 
     max_restarts: int = 5
-    """Times in a row that an engine is started again without having answered once. Then its place stays empty, which is
-    logged as an error; callers are told the cause once no engine is left."""
+    """Maximum number of restarts in a row of an engine that never answered. After that it is not restarted, and an
+    error is logged; callers get the cause once no engine is left."""
 
     startup_s: float = 300.0
-    """Seconds for an engine's process to start. Like all limits of engines, it counts the time in which this process ran."""
+    """Seconds within which an engine's process has to start. All time limits of engines count only the time in which
+    this process itself ran."""
 
     health_every_s: float = 10.0
-    """Seconds without an answer after which an engine is asked for a token. One that a signal stopped is found sooner."""
+    """Seconds without an answer after which an engine is checked with a request for one token. An engine that a
+    signal stopped is found sooner."""
 
     health_timeout_s: float = 30.0
-    """Time for that token; an engine that does not give it is killed and replaced."""
+    """Seconds within which an engine has to answer that check; an engine that does not is killed and replaced."""
 
     update_timeout_s: float = 120.0
-    """Time for an engine to take new weights; one that does not is killed and replaced."""
+    """Seconds within which an engine has to take new weights; an engine that does not is killed and replaced."""
 
     drain_timeout_s: float = 600.0
-    """Time, in the mode `drain`, for what runs to end before new weights come; an engine that needs longer is killed and
-    replaced. Above what the longest reply takes."""
+    """Seconds within which running requests have to finish before new weights (`drain` only); an engine that needs
+    longer is killed and replaced. Set it above the time of the longest reply."""
 
     verify_checksums: bool = False
-    """Compare what every engine sees of new weights with what was written, by CRC-32, before any of them applies them."""
+    """Compare the CRC-32 of new weights as written with what every engine sees, before any engine applies them."""
 
     def __post_init__(self) -> None:
         for field in ("num_engines", "num_threads", "kv_cache_gib", "max_requests", "max_step_tokens", "attempts"):
