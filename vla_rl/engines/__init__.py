@@ -1,11 +1,11 @@
-"""Who acts: engines that compute actions and replies, and the one lane through which a process uses its device.
+"""Engines, which compute actions and replies, and the lane through which a process uses its device.
 
-policy_model   what engines and learners need of a policy family; language_model, of one that speaks
-device_lane    the thread that owns the device
+policy_model   methods that engines and learners need from a policy family; language_model: from one that generates text
+device_lane    the one thread that uses the device
 torch_engine   `TorchEngine`: actions, or replies, in batches of the requests that wait
 vllm           `VllmEngine`: the same in processes of vLLM
 
-The configuration imports in an instant; the rest imports torch when it is first asked for.
+Importing the configuration does not import torch; the other names do when they are first used.
 """
 
 from importlib import import_module

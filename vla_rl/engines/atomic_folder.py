@@ -1,10 +1,10 @@
-"""A folder that appears whole or not at all: written beside its place, synced, then renamed into it.
+"""A folder that appears complete or not at all: it is written under another name, synced, then renamed.
 
     .writing-<name>-<pid>/...   every file written and synced
-    .../manifest.json           last: size and digest of every file; a folder without it is not complete
-    rename                      to <name>, and the parent folder is synced
+    .../manifest.json           written last: size and digest of every file; a folder without it is incomplete
+    rename                      to <name>, then the parent folder is synced
 
-A crash leaves at most a `.writing-*` folder, which no reader looks at and the next write of the same name removes.
+A crash leaves at most a `.writing-*` folder, which readers ignore and the next write of the same name removes.
 """
 
 import errno
@@ -37,13 +37,13 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class FolderWriter:
-    """A folder in the making: files are written by relative path, and nothing shows until `commit`.
+    """A folder that is being written: files are added by relative path and become visible with `commit`.
 
     Args:
-        target: the folder; must not exist yet, or be empty.
-        num_bytes: about how much will be written; checked against the free space first.
+        target: the folder; it must not exist, or be empty.
+        num_bytes: approximate number of bytes to be written; compared with the free space first.
 
-    Raises: CheckpointError if there is no room, or `target` is taken.
+    Raises: CheckpointError if there is not enough free space, or if `target` exists.
     """
 
     def __init__(self, target: Path, num_bytes: int) -> None:
@@ -59,20 +59,21 @@ class FolderWriter:
         self._path(name).write_bytes(data)
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write one safetensors file, streamed from where the tensors lie."""
+        """Write one safetensors file, streamed from the tensors' own memory."""
         path = self._path(name)
-        path.touch()  # with the permissions of any new file; safetensors would let nobody else read it
+        path.touch()  # with the permissions of any new file; safetensors would make it readable for its owner alone
         permissions = path.stat().st_mode
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, {"format": "pt"})
         path.chmod(permissions)
 
     def write_torch(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write one file in PyTorch's own format, for code that reads no other."""
-        with self._path(name).open("wb") as file:  # what torch opens itself says RuntimeError where the disk is full
+        """Write one file in PyTorch's own format, for code that reads nothing else."""
+        with self._path(name).open("wb") as file:  # torch's own open: RuntimeError on a full disk
             torch.save({key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, file)
 
     def seal(self) -> None:
-        """Bring what was written so far to the disk, so that `commit` has little left to do. Raises: CheckpointError."""
+        """Sync the files written so far to the disk, so that `commit` has little left to do. Raises:
+        CheckpointError."""
         with self.explained():
             for path in sorted(path for path in self._folder.rglob("*") if path.is_file()):
                 name = path.relative_to(self._folder).as_posix()
@@ -81,7 +82,8 @@ class FolderWriter:
                     self._entries[name] = FileEntry(path.stat().st_size, _digest(path))
 
     def commit(self) -> Path:
-        """Let the folder appear, whole, and give it. Raises: CheckpointError; nothing of it stays then."""
+        """Make the complete folder visible and return it. Raises: CheckpointError; then nothing of the folder is
+        left."""
         try:
             self.seal()
             with self.explained():
@@ -96,13 +98,13 @@ class FolderWriter:
         return self.target
 
     def discard(self) -> None:
-        """Remove what was written, unless it was committed."""
+        """Remove the files, unless the folder was committed."""
         shutil.rmtree(self._folder, ignore_errors=True)
         _IN_THE_MAKING.discard(self._folder)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise what goes wrong with files inside as a CheckpointError that names the folder."""
+        """Convert errors on files inside the block to a CheckpointError that names the folder."""
         try:
             yield
         except (OSError, SafetensorError) as error:
@@ -117,16 +119,17 @@ class FolderWriter:
 
 
 _IN_THE_MAKING: Final[set[Path]] = set()
-"""Folders that this process writes now."""
+"""Folders that this process is writing."""
 
 
 @contextmanager
 def writing_folder(target: Path, num_bytes: int) -> Iterator[FolderWriter]:
-    """Write the files of `target` inside the context; it appears when the context is left without an error.
+    """Write the files of `target` inside the context; the folder appears if the context is left without an error.
 
     Args: those of `FolderWriter`.
 
-    Raises: CheckpointError if there is no room, nothing can be written, or `target` is taken. Nothing of it stays.
+    Raises: CheckpointError if there is not enough free space, if a write fails, or if `target` exists. Nothing of the
+    folder is left.
     """
     writer = FolderWriter(target, num_bytes)
     try:
@@ -138,12 +141,12 @@ def writing_folder(target: Path, num_bytes: int) -> Iterator[FolderWriter]:
 
 
 def is_left_over(path: Path) -> bool:
-    """Tell whether a folder is half-written, and not by this process now."""
+    """Return whether a folder is half-written and no longer being written by this process."""
     return path.name.startswith(WRITING) and path.absolute() not in _IN_THE_MAKING
 
 
 def verify_folder(folder: Path) -> dict[str, FileEntry]:
-    """Check every file against the manifest. Raises: CheckpointError naming the first file that is not as written."""
+    """Check every file against the manifest. Raises: CheckpointError naming the first file that differs."""
     entries = read_manifest(folder)
     for name, entry in entries.items():
         path = folder / name
@@ -160,7 +163,8 @@ def verify_folder(folder: Path) -> dict[str, FileEntry]:
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
-    """The files of a complete folder. Raises: CheckpointError where it was never completed."""
+    """Return the files of a complete folder by name. Raises: CheckpointError if it was not completed or cannot be
+    read."""
     path = folder / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, FileEntry])
@@ -169,7 +173,7 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
             f"{folder} has no {MANIFEST}; expected a folder that was written to its end. "
             "It is half-written, or no checkpoint: take an older one."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or bytes that are no text
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not text
         raise CheckpointError(
             f"{path} cannot be read: {error}; the checkpoint is damaged, take an older one."
         ) from error

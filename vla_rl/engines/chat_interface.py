@@ -1,9 +1,9 @@
-"""The way from messages to tokens and back, the same for both engines.
+"""Conversion from messages to tokens and back, the same for both engines.
 
     prompt, tools, options ─► question ─► tokens, grammar, stop texts ─► (an engine samples) ─► completion ─► Completion
 
-Both engines go through `question` and `completion`, so a reply means the same whichever generated it. All of it runs on the
-CPU, in any thread.
+Both engines use `question` and `completion`, so a reply means the same whichever engine generated it. All of it runs on
+the CPU, in any thread.
 """
 
 from collections.abc import Sequence
@@ -37,31 +37,32 @@ class ChatInterface(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Its tokens as bytes."""
+        """The tokenizer's tokens as bytes."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
-        """A conversation as its chat template has it, up to where the reply begins: int64 [P]."""
+        """Apply the chat template to a conversation, up to the start of the reply: int64 [P]."""
         ...
 
     def tokenize(self, text: str) -> np.ndarray:
-        """Plain text, int64 [P]; names of special tokens in it become these tokens."""
+        """Tokenize plain text: int64 [P]. Names of special tokens in the text become these tokens."""
         ...
 
     def grammar(self, options: ReplyOptions, tools: Sequence[ToolSpec]) -> str | None:
-        """Grammar of the replies that satisfy the options, in llguidance's dialect of Lark; None if every reply does.
+        """Return the grammar of the replies that satisfy the options, in llguidance's dialect of Lark; None allows
+        every reply.
 
         Raises: ValueError for options that contradict each other or name an unknown tool.
         """
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of a reply, int64 [T], without the token that ends it."""
+        """Decode the tokens of a reply, int64 [T], without the token that ends it."""
         ...
 
     def parse(self, text: str, *, with_tools: bool = True) -> Message:
-        """A reply's text as a message. With tools: calls that cannot be read become `Message.call_errors`, the others have
-        ids that are unique in the reply."""
+        """Parse the text of a reply into a message. With tools, calls that cannot be parsed become
+        `Message.call_errors`; the others have ids that are unique in the reply."""
         ...
 
 
@@ -73,9 +74,9 @@ class Sampled:
         tokens: int64 [T].
         log_probs: float32 [T].
         versions: int64 [T].
-        finish_reason: why it ended.
-        stopped_by: the stop text that ended it.
-        alternatives: for each token the ids and log-probs of the likeliest ones, if the question asked for them.
+        finish_reason: why the reply ended.
+        stopped_by: the stop text that ended it, if one did.
+        alternatives: ids and log-probs of the likeliest tokens at each place, if the question asked for them.
     """
 
     tokens: np.ndarray
@@ -88,13 +89,13 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and the rules of its reply, as an engine takes them.
+    """A prompt and the rules of its reply, in the form that engines take.
 
     Attributes:
         tokens: int64 [P].
         messages: the conversation; none if the prompt was text or tokens.
-        grammar: that the reply is restricted to.
-        options: of the reply.
+        grammar: restricts the reply, if there is one.
+        options: options of the reply.
     """
 
     tokens: np.ndarray
@@ -104,7 +105,7 @@ class Question:
 
 
 def question(chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], options: ReplyOptions) -> Question:
-    """Turn a prompt and its options into what an engine samples from.
+    """Convert a prompt and its options to the form that an engine samples from.
 
     Raises: ValueError for a prompt or options that the model cannot take.
     """
@@ -112,7 +113,7 @@ def question(chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], opt
         raise ValueError("a stop text is empty, expected at least one character each")
     is_conversation = not isinstance(prompt, str | np.ndarray)
     if not is_conversation or (options.format is not None and not tools):
-        # nothing in such a reply is a tool call, whatever it looks like
+        # a reply to this is never parsed for tool calls, even if it looks like one
         options = msgspec.structs.replace(options, tools=ToolRule(mode="none"))
     if isinstance(prompt, str):
         tokens = chat.tokenize(prompt)
@@ -130,12 +131,12 @@ def question(chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], opt
         )
     grammar = chat.grammar(options, tools)
     if grammar is not None:
-        chat.vocabulary.guide(grammar)  # one that cannot be compiled is refused before anything is sampled
+        chat.vocabulary.guide(grammar)  # rejects a grammar that cannot be compiled before sampling starts
     return Question(tokens, () if isinstance(prompt, str | np.ndarray) else tuple(prompt), grammar, options)
 
 
 def completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Completion:
-    """Turn what was sampled into the answer to a question."""
+    """Convert sampled tokens to the answer to a question."""
     text = chat.decode(sampled.tokens)
     if sampled.stopped_by is not None:
         text = text.partition(sampled.stopped_by)[0]

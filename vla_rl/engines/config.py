@@ -26,8 +26,7 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     waiting. Slower; use it to reproduce a run."""
 
     cuda_graphs: bool = True
-    """On a GPU, record an OpenVLA policy's computation of actions as a CUDA graph, once per batch size, and replay
-    it."""
+    """Record an OpenVLA policy's computation of actions as a CUDA graph, once per batch size, and replay it (GPU only)."""
 
     max_context: int | None = None
     """Language policies only: maximum tokens of a prompt and its reply together; none takes the model's own limit."""

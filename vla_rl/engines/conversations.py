@@ -1,4 +1,4 @@
-"""Who waits for replies: requests in order of arrival, the one loop that runs them, and what became of each."""
+"""Queue of requests for replies: they join the batch in order of arrival, and one loop runs them all."""
 
 import asyncio
 from collections import deque
@@ -22,7 +22,7 @@ from vla_rl.rollout.owned_tasks import is_being_cancelled, leave
 from vla_rl.types import Completion, Prompt, ReplyOptions, Sampling, ToolSpec
 
 MAX_QUEUE = 1024
-"""Requests that wait to join the batch; further callers wait for room before they queue."""
+"""Maximum number of requests that wait to join the batch; further callers wait before they are queued."""
 
 
 class _Waiter(msgspec.Struct, eq=False):
@@ -31,13 +31,14 @@ class _Waiter(msgspec.Struct, eq=False):
 
 
 class Conversations:
-    """Answers `generate` for any number of callers with one model; owned by `async with`.
+    """Answers `generate` calls, any number at a time, with one model; owned by `async with`.
 
     Args:
-        model: speaks.
-        lane: computes.
-        config: batching. Deterministic: one reply at a time and nothing kept, so that none depends on another.
-        version: of the weights that speak; asked on the device lane.
+        model: generates the replies.
+        lane: runs the model.
+        config: batching. If `is_deterministic`, replies run one at a time and nothing is kept, so that none depends on
+            another.
+        version: returns the version of the model's weights; called on the device lane.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Conversations:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop generating; whoever still waits gets a RuntimeError."""
+        """Stop generating; callers that still wait get a RuntimeError."""
         assert self._tasks is not None
         assert self._runner is not None
         self._runner.cancel()
@@ -87,7 +88,8 @@ class Conversations:
         max_tokens: int | None,
         options: ReplyOptions,
     ) -> Completion:
-        """One reply. Raises: ContextOverflow; ValueError for a prompt, limits or options that no reply can meet."""
+        """Generate one reply. Raises: ContextOverflow; ValueError for a prompt, limits or options that no reply can
+        satisfy."""
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
         asked = await self._lane.prepare(question, self._model, prompt, tools, options)
@@ -109,7 +111,7 @@ class Conversations:
         return await self._lane.prepare(completion, self._model, asked, _sampled(reply))
 
     def stats(self) -> BatchStats:
-        """Pieces of the device lane by the number of replies in them, and the share of the time with one running."""
+        """Return the numbers of replies computed together, and the share of the time in which any reply was running."""
         elapsed = self._loop.time() - self._opened_at if self._tasks is not None else 0.0
         return BatchStats(
             num_batches=sum(self._batch_sizes.values()),
@@ -144,7 +146,7 @@ class Conversations:
                 await self._advance(self._joining())
 
     def _joining(self) -> list[Reply]:
-        """Replies that join the batch now, in order of arrival."""
+        """Return the replies that join the batch now, in order of arrival."""
         joining: list[Reply] = []
         while self._queue and len(joining) < self._generator.num_free:
             waiter = self._queue.popleft()
@@ -188,7 +190,7 @@ class Conversations:
                 del self._running[key]
 
     async def _give_up(self, error: Exception) -> None:
-        """All running replies fail with `error`, and what they were made of is forgotten."""
+        """Fail all running replies with `error`, and discard the generator's state."""
         self._fail(list(self._running.values()), error)
         self._running.clear()
         await self._lane.run(self._generator.give_up, work="generate")

@@ -1,10 +1,10 @@
-"""Acting as CUDA graphs: a call's kernels are recorded once for each shape, and launched together from then on.
+"""Acting with CUDA graphs: the kernels of a call are recorded once per shape, and later launched together.
 
-    rows ─► filled up ─┬─ a known shape ─► copied to the recording's place ─► replay ─► the rows asked for
-                       └─ a new one ─► run for warm-up, record
+    rows ─► padded ─┬─ a known shape ─► copied to the recording's inputs ─► replay ─► the requested rows
+                    └─ a new shape   ─► run for warm-up, record
 
-Launching the thousands of kernels of a large network one by one takes longer than a GPU needs for a few rows. A recording
-reads the weights where they lie, so updates in place are seen; weights that were moved void it.
+Launching the thousands of kernels of a large network one by one takes longer than a GPU needs for a few rows. A
+recording reads the weights at their addresses: it follows updates in place, and is discarded if weights were moved.
 """
 
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from vla_rl.errors import ConfigError
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Compute: TypeAlias = Callable[..., Tensors]
-"""Tensors [B, ...] to tensors [B, ...], row by row; it waits for nothing on the host."""
+"""Function from tensors [B, ...] to tensors [B, ...], row by row, that never waits on the host for the device."""
 
 MOST_RECORDINGS: Final = 32
-"""Shapes that are kept; the one that was not asked for longest goes first."""
+"""Maximum number of recorded shapes; the least recently used one is discarded first."""
 
 WARM_UPS: Final = 3
 
 
 @runtime_checkable
 class ReplayedModel(Protocol):
-    """A model that can act by recordings."""
+    """A model that can act with recordings."""
 
     def replay_acting(self, is_wanted: bool) -> None:
-        """Whether acting without a gradient is recorded and replayed from now on; if not, recordings are given up.
+        """Turn recording and replay of acting without a gradient on or off; turning it off discards the recordings.
 
-        For a network on a GPU.
+        Needs a network on a GPU.
         """
         ...
 
@@ -41,13 +41,13 @@ class Recording(Protocol):
     """A call with inputs of fixed shapes.
 
     Attributes:
-        inputs: where the next replay reads them.
+        inputs: tensors that the next replay reads.
     """
 
     inputs: Tensors
 
     def replay(self) -> Tensors:
-        """The results, in place of those of the last replay of whatever shares its memory."""
+        """Run the recording and return its results; the next replay that shares its memory overwrites them."""
         ...
 
 
@@ -55,18 +55,19 @@ Record: TypeAlias = Callable[[Compute, Tensors], Recording]
 
 
 class CudaRecorder:
-    """Records calls on the current CUDA device. They share the memory that they compute with: one is replayed at a time."""
+    """Records calls on the current CUDA device. All recordings share the memory for their computation, so only one
+    is replayed at a time."""
 
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Compute, inputs: Tensors) -> "CudaRecording":
-        """Raises: ConfigError where the call cannot be recorded, as it waits for the device."""
+        """Record a call. Raises: ConfigError if the call cannot be recorded, because it waits for the device."""
         return CudaRecording(compute, inputs, self._pool)
 
 
 class CudaRecording:
-    """A call as a CUDA graph. See `Recording`; made by `CudaRecorder`."""
+    """A call recorded as a CUDA graph. See `Recording`; made by `CudaRecorder`."""
 
     def __init__(self, compute: Compute, inputs: Tensors, pool: Any) -> None:
         self.inputs = inputs
@@ -78,27 +79,28 @@ class CudaRecording:
         torch.cuda.current_stream().wait_stream(warm_up)
         self._graph = torch.cuda.CUDAGraph()
         try:
-            # the host thread prepares the next batch on the same device meanwhile
+            # while this records, the host thread prepares the next batch on the same device
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self._results = compute(*inputs)
-        except RuntimeError as error:  # the stream and the allocator are left half way: no going on from here
+        except RuntimeError as error:  # fatal: stream and allocator are left in the middle of a recording
             raise ConfigError(
                 f"EngineConfig.cuda_graphs is True, but acting cannot be recorded as a CUDA graph ({error}); set it to "
                 "False (--engine.no-cuda-graphs)"
             ) from error
 
     def replay(self) -> Tensors:
-        """The results, in place of those of the last replay."""
+        """Run the recording and return its results; the next replay overwrites them."""
         self._graph.replay()
         return self._results
 
 
 class ReplayedCall:
-    """A call that is recorded once for each shape and replayed. Used by one thread at a time.
+    """A function that is recorded once per input shape and replayed. Use it from one thread at a time.
 
     Args:
-        network: whose parameters it reads; they may change in place, and nothing else that it reads may.
-        record: makes a recording.
+        network: holds the parameters that the function reads; they may change in place, anything else that it reads may
+            not.
+        record: makes recordings.
     """
 
     def __init__(self, network: nn.Module, record: Record) -> None:
@@ -114,11 +116,12 @@ class ReplayedCall:
 
     @property
     def num_recordings(self) -> int:
-        """Shapes that are recorded now."""
+        """Number of recorded shapes."""
         return len(self._recordings)
 
     def __call__(self, compute: Compute, *inputs: Tensor) -> Tensors:
-        """What `compute`, the same each time, makes of inputs [B, ...], in tensors of their own."""
+        """Return the results of `compute` for inputs [B, ...], in new tensors; `compute` has to be the same in every
+        call."""
         with torch.inference_mode():
             recording = self._recording_for(compute, inputs)
             num_rows = len(inputs[0])
@@ -127,7 +130,7 @@ class ReplayedCall:
             return tuple(result[:num_rows].clone() for result in recording.replay())
 
     def _recording_for(self, compute: Compute, inputs: Tensors) -> Recording:
-        """The recording of such inputs, made where there is none."""
+        """Return the recording for inputs of this shape; record it if there is none."""
         weights_at = [parameters[name].data_ptr() for parameters, name in self._parameters]  # type: ignore[union-attr]
         if weights_at != self._weights_at:
             self._recordings.clear()
@@ -144,7 +147,8 @@ class ReplayedCall:
 
 
 def filled_up(num_rows: int) -> int:
-    """Rows that so many are computed as: 1, 2, 4, and then multiples of 4. Few shapes exist, and few rows are idle."""
+    """Return the number of rows to pad to: 1, 2, 4, and then multiples of 4, so that there are few shapes and few
+    idle rows."""
     return 1 << (num_rows - 1).bit_length() if num_rows <= 4 else -(-num_rows // 4) * 4
 
 
@@ -155,7 +159,7 @@ def _filled(rows: Tensor, num_rows: int) -> Tensor:
 
 
 def _fill(place: Tensor, rows: Tensor) -> None:
-    """Copy rows to the beginning of a place; the last one again and again to its rest."""
+    """Copy rows to the start of a recording's input, and repeat the last row to its end."""
     num_rows = len(rows)
     place[:num_rows].copy_(rows)
     if num_rows < len(place):

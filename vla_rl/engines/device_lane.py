@@ -1,11 +1,11 @@
-"""The one thread that owns the device, and the one beside it that prepares its input.
+"""One thread that uses the device, and one beside it that prepares its inputs.
 
     inference ──┐ run(fn)                                   prepare(fn) ┌── observations to batches
     learning  ──┴─► FIFO ─► device thread: one at a time    host thread ◄┘   (resizing, tokenising)
 
-Whoever uses the device submits small pieces (one inference batch, one micro-batch) and awaits each before the next. First
-come, first served is therefore fair: between two micro-batches of an update every waiting inference batch gets its turn.
-A piece is atomic: what it reads and writes nobody else touches meanwhile, and cancelling the `await` does not stop it.
+Every user of the device submits small pieces of work (one inference batch, one micro-batch) and awaits each before the
+next. This makes first come, first served fair: between two micro-batches of an update, every waiting inference batch
+gets its turn. A piece is atomic: no other piece runs at the same time, and cancelling the `await` does not stop it.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceLane:
-    """Serialises all use of one device; `async with` waits for what still runs before it lets go.
+    """Serialises all use of one device; leaving its `async with` block waits for the running work.
 
     Args:
-        num_threads: threads that torch computes with inside the lane, on a CPU; None leaves torch's own choice. One thread
-            makes results independent of the machine's number of cores.
+        num_threads: torch's CPU threads inside the lane; None keeps torch's default. With one thread, results do not
+            depend on the machine's number of cores.
         name: prefix of the threads' names.
     """
 
@@ -54,21 +54,24 @@ class DeviceLane:
         await self.close()
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts, work: str = "other") -> T:
-        """`fn(*args)` on the device thread, after everything submitted before; its time is counted as `work`.
+        """Run `fn(*args)` on the device thread, after all earlier submissions; its time is counted as `work`.
 
-        Cancelled before its turn, it never runs; cancelled while it runs, it runs to its end and what it raises is logged.
+        If it is cancelled before its turn, it never runs; if it is cancelled while it runs, it runs to its end, and
+        an error is logged.
         """
         return await self._await(self._device.submit(self._timed, work, lambda: fn(*args)))
 
     async def prepare(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """`fn(*args)` on the host thread: work that makes input for the device. It may copy to the device and compute on
-        what it copied, beside the lane; it touches nothing that the lane computes with, such as weights."""
+        """Run `fn(*args)` on the host thread, to prepare inputs for the device. `fn` may copy to the device and
+        compute on the copies, at the same time as the lane; it must not touch what the lane computes with, such
+        as weights."""
         return await self._await(self._host.submit(fn, *args))
 
     async def prepared_ahead(self, fn: Callable[[S], T], inputs: Sequence[S]) -> AsyncGenerator[tuple[S, T], None]:
-        """Every input with `fn(input)`, in order; the next one is prepared while the caller uses this one.
+        """Yield every input with `fn(input)`, in order; the next one is prepared while the caller uses the current
+        one.
 
-        Use it inside `contextlib.aclosing`, so that leaving early drops the one prepared ahead.
+        Use it inside `contextlib.aclosing`, so that leaving early discards the input prepared ahead.
         """
         ahead = self._host.submit(fn, inputs[0]) if inputs else None
         try:
@@ -82,7 +85,7 @@ class DeviceLane:
                 ahead.cancel()
 
     def busy_seconds(self) -> dict[str, float]:
-        """Seconds that the device thread worked since it was opened, by kind of work."""
+        """Seconds that the device thread has worked since it was opened, by kind of work."""
         return dict(self._busy_s)
 
     def busy_share(self) -> float:
@@ -90,7 +93,7 @@ class DeviceLane:
         return sum(self._busy_s.values()) / max(time.perf_counter() - self._opened_at, 1e-9)
 
     async def close(self) -> None:
-        """Refuse new work, drop what has not begun, and wait for what runs."""
+        """Reject new work, drop work that has not started, and wait for the running work."""
         for executor in (self._device, self._host):
             await run_to_its_end(_shut_down, executor)
 
@@ -110,7 +113,7 @@ class DeviceLane:
 
 
 def _use_threads(num_threads: int | None) -> None:
-    # the number is a property of the calling thread, so it is set in the thread that computes
+    # torch keeps this number per thread, so set it in the thread that computes
     if num_threads is not None:
         torch.set_num_threads(num_threads)
 

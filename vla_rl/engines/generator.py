@@ -1,12 +1,12 @@
-"""Replies token by token for whoever asks: they join a running batch and leave it, and none waits for another's end.
+"""Continuous batching: replies join and leave a running batch token by token, and none waits for another to end.
 
-    slots   0 ... n-1       running: sampled from together
-            n ... S-1       kept: conversations that ended their turn, or empty
+    slots   0 ... n-1       running: one token each per forward pass
+            n ... S-1       kept: conversations between their turns, or empty
 
-A new reply begins with whatever a slot holds of its prompt already: a conversation goes on in the slot where it was kept,
-and a prompt that begins like another takes a copy of that part. What older weights computed is never used: when the weights
-change, kept conversations are forgotten and running ones are read again, so that every log-prob is that of the weights its
-version names. All of this lives on the device lane.
+A new reply reuses what a slot already holds of its prompt: a conversation goes on in the slot where it was kept, and a
+prompt that begins like another one copies that part. Keys and values of older weights are never used: when the weights
+change, kept conversations are dropped and running ones are read again, so that every log-prob is that of the weights
+its version names. All of this runs on the device lane.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,19 +22,20 @@ from vla_rl.engines.sampling import choose_tokens, likeliest_tokens
 from vla_rl.engines.vocabulary import forbidden
 
 BURST: Final = 8
-"""Most tokens of each running reply in one piece of the device lane; so long do newcomers and the learner wait."""
+"""Maximum tokens of each running reply in one piece of work on the device lane; new requests and the learner wait
+that long."""
 
 READ_TOKENS: Final = 4096
-"""Most tokens, padding included, that one forward pass reads of prompts; a longer prompt is read alone."""
+"""Maximum prompt tokens, padding included, in one forward pass; a longer prompt is read alone."""
 
 
 class Generator:
-    """Continuous batching over one model's memory.
+    """Continuous batching with one model and its memory of keys and values.
 
     Args:
-        model: speaks.
-        max_batch: most replies that run together.
-        num_kept: conversations kept beyond those that run, the last used ones.
+        model: generates the tokens.
+        max_batch: maximum number of replies that run together.
+        num_kept: number of conversations kept besides the running ones; the most recently used are kept.
     """
 
     def __init__(self, model: LanguageModel[Any], max_batch: int, num_kept: int) -> None:
@@ -45,21 +46,22 @@ class Generator:
 
     @property
     def num_free(self) -> int:
-        """Replies that could join now."""
+        """Number of replies that can join now."""
         return self._max_batch - len(self._running)
 
     @property
     def num_running(self) -> int:
-        """Replies in the making."""
+        """Number of running replies."""
         return len(self._running)
 
     @torch.inference_mode()
     def advance(self, joining: Sequence[Reply], version: int) -> list[Reply]:
-        """Let replies join, and run until one of them all is finished, `BURST` tokens at most; gives those that are.
+        """Add replies to the batch, then sample until one of them is finished, at most `BURST` tokens each; return
+        the finished ones.
 
         Args:
-            joining: at most `num_free`.
-            version: of the model's present weights.
+            joining: new replies, at most `num_free`.
+            version: version of the model's current weights.
         """
         if version != self._version:
             self._read_again(version)
@@ -78,7 +80,7 @@ class Generator:
         return finished
 
     def give_up(self) -> list[Reply]:
-        """Forget everything, after a forward pass that failed; gives the replies that were running."""
+        """Discard all state after a failed forward pass; return the replies that were running."""
         running = self._running
         self._forget()
         return running
@@ -97,7 +99,7 @@ class Generator:
             reply.num_held = 0
 
     def _join(self, reply: Reply) -> None:
-        """Give a reply the slot behind the last running one, with as much of its prompt as some slot holds."""
+        """Give a reply the slot behind the last running one, with as much of its prompt as any slot holds."""
         own = len(self._running)
         source, num_shared = self._longest_prefix(reply.prompt)
         kept = range(own, self._num_slots)
@@ -112,7 +114,8 @@ class Generator:
         self._running.append(reply)
 
     def _longest_prefix(self, prompt: np.ndarray) -> tuple[int, int]:
-        """The slot that holds most of a prompt's beginning, and how much; the last token is always read anew."""
+        """Return the slot that holds the longest beginning of a prompt, and its length; the last token is always
+        read again."""
         best, most = 0, 0
         if self._reuses:
             for slot in range(self._num_slots):
@@ -129,7 +132,7 @@ class Generator:
         return self._held[slot]
 
     def _leave(self, gone: Iterable[Reply]) -> None:
-        """Keep the conversations of some replies and close the gaps they leave among those that run."""
+        """Keep the conversations of some replies, and close the gaps that they leave among the running slots."""
         for reply in list(gone):
             slot, last = self._running.index(reply), len(self._running) - 1
             self._clock += 1
@@ -146,7 +149,7 @@ class Generator:
         self._used_at[first], self._used_at[second] = self._used_at[second], self._used_at[first]
 
     def _read_prompts(self) -> None:
-        """Read every conversation of which more than the last token is unread, and sample what follows each."""
+        """Read every conversation that has more than its last token unread, and sample its next token."""
         slots = [slot for slot, reply in enumerate(self._running) if len(reply.unread) > 1]
         slots.sort(key=lambda slot: len(self._running[slot].unread))
         while slots:
@@ -157,7 +160,7 @@ class Generator:
             slots = slots[num_rows:]
 
     def _sample(self, slots: Sequence[int]) -> None:
-        """Read what is unread in some slots, and add the next token to each."""
+        """Read the unread tokens of some slots, and add the next token to each."""
         assert self._version is not None
         replies = [self._running[slot] for slot in slots]
         starts = [reply.num_held for reply in replies]
@@ -177,7 +180,8 @@ class Generator:
 
 
 def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
-    """float [B, V], -inf for each token that a reply's grammar does not allow next. A grammar that fails ends its reply."""
+    """Set logits, float [B, V], to -inf for each token that a reply's grammar forbids next. A grammar that fails
+    ends its reply."""
     rows, masks = [], []
     for row, reply in enumerate(replies):
         if reply.guide is None:
@@ -195,7 +199,7 @@ def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
 
 
 def _num_shared(held: Sequence[int], prompt: np.ndarray) -> int:
-    """Tokens that two conversations begin with alike."""
+    """Return how many tokens two conversations share from their start."""
     num = min(len(held), len(prompt))
     differs = np.array(held[:num], np.int64) != prompt[:num]
     return int(differs.argmax()) if differs.any() else num

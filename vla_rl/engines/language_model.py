@@ -1,11 +1,11 @@
-"""What an engine needs of a model that speaks, besides what a learner needs: its chat interface, and its memory.
+"""Methods that an engine needs from a language model besides the learner's: its chat interface and its memory.
 
     messages, tools ─► render ─► prompt tokens ─► extend ─► logits of the next token ─► ... ─► parse ─► Message
                                                      ▲
-                                                 KeyValues: one slot for each conversation that is held
+                                                 KeyValues: one slot per conversation
 
-The chat interface runs on the CPU in any thread; `extend` and `KeyValues` live on the device lane.
-`vla_rl/models/language` is the family that transformers loads.
+The chat interface runs on the CPU in any thread; `extend` and `KeyValues` run on the device lane.
+`vla_rl/models/language` implements this for models that transformers loads.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ BatchT = TypeVar("BatchT")
 
 
 class KeyValues(Protocol):
-    """Attention keys and values of several conversations, each in a slot of its own."""
+    """Attention keys and values of several conversations, one slot each."""
 
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
-        """The first tokens of one slot also into another."""
+        """Copy the first tokens of one slot to another slot."""
         ...
 
     def swap(self, first: int, second: int) -> None:
@@ -33,28 +33,29 @@ class KeyValues(Protocol):
 
 @runtime_checkable
 class LanguageModel(TokenModel[BatchT], ChatInterface, Protocol[BatchT]):
-    """A policy over replies: one decision is a whole reply, of any length. Observations hold `prompt_tokens`, int64 [P], and
-    `grammars`, one (start, stop, grammar) for every part of the reply that was sampled under a grammar."""
+    """A policy whose decisions are whole replies, of any length. Observations hold `prompt_tokens`, int64 [P], and
+    `grammars`, one (start, stop, grammar) for each part of the reply that was sampled under a grammar."""
 
     @property
     def context_size(self) -> int:
-        """Most tokens that a prompt and its reply may have together."""
+        """Maximum number of tokens of a prompt and its reply together."""
         ...
 
     def key_values(self, num_slots: int) -> KeyValues:
-        """Memory for so many conversations; it grows with the longest of them."""
+        """Allocate memory for `num_slots` conversations; it grows with the longest of them."""
         ...
 
     def extend(
         self, memory: Any, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Read on in some conversations: row i's `tokens` follow the `starts[i]` tokens that slot `slots[i]` holds.
+        """Read more tokens of some conversations: row i's `tokens` follow the `starts[i]` tokens that slot
+        `slots[i]` holds.
 
         Args:
-            memory: what `key_values` gave.
-            slots: different from each other.
-            starts: tokens that each slot holds already.
-            tokens: at least one for each row.
+            memory: returned by `key_values`.
+            slots: slot of each row; no slot twice.
+            starts: number of tokens that each slot already holds.
+            tokens: tokens to read, at least one per row.
 
         Returns: logits of the token after each row's last, float32 [B, V], without gradient.
         """

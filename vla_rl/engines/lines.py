@@ -1,4 +1,4 @@
-"""Rows of different lengths side by side on lines of one width: what padding would waste holds other rows.
+"""Rows of different lengths placed side by side on lines of one width, so that other rows fill the space of padding.
 
 line 0   │ row 0 . . . . . . . . . . . │
 line 1   │ row 1 . . . . . │ row 4 . . │
@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a row begins."""
+    """Position of a row's first token."""
 
     line: int
     start: int
 
 
 class Lines:
-    """Lines of one width, each filled from its left; finds the first with room in a number of steps that is the logarithm
-    of theirs, by a tree that knows the most room below each node.
+    """Lines of one width, each filled from its left. A tree over the free space finds the first line with enough
+    room in a number of steps that is logarithmic in the number of lines.
 
     Args:
-        width: of every line.
-        num_lines: that there are, at least one.
+        width: width of every line.
+        num_lines: number of lines, at least one.
     """
 
     def __init__(self, width: int, num_lines: int) -> None:
@@ -34,11 +34,11 @@ class Lines:
 
     @property
     def most_room(self) -> int:
-        """On the line that has most left."""
+        """Free space on the line that has the most."""
         return self._room[1]
 
     def place(self, length: int) -> Place | None:
-        """The first line with room for so much, which is then taken; None where there is none."""
+        """Take `length` places on the first line with enough room and return the position; None if no line has room."""
         room, node = self._room, 1
         if room[node] < length:
             return None
@@ -52,16 +52,17 @@ class Lines:
 
 
 def placed(lengths: Sequence[int], width: int) -> list[Place]:
-    """First fit: each row, in the order given, on the first line that has room for it. Longest first wastes least.
+    """Place rows first fit: each row, in the given order, on the first line with room. Longest first wastes the
+    least space.
 
     Args:
-        lengths: of the rows, each at most `width`.
-        width: of every line; there are as many as it takes.
+        lengths: lengths of the rows, each at most `width`.
+        width: width of every line; the number of lines is not limited.
     """
     lines = Lines(width, max(len(lengths), 1))
     places = []
     for length in lengths:
         place = lines.place(length)
-        assert place is not None  # there are as many lines as rows
+        assert place is not None  # there is a line for every row
         places.append(place)
     return places

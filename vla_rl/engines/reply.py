@@ -1,4 +1,4 @@
-"""One reply in the making, from its prompt to the token that ends it."""
+"""One reply while it is generated, from its prompt to the token that ends it."""
 
 import numpy as np
 
@@ -7,15 +7,15 @@ from vla_rl.types import FinishReason, Sampling
 
 
 class Reply:
-    """A reply that grows token by token. It belongs to the generator until it is finished.
+    """A reply that grows token by token. The generator owns it until it is finished.
 
     Args:
         prompt: int64 [P], P >= 1.
-        sampling: temperature, or greedy, and the seed that all its tokens are drawn from.
-        max_tokens: of the reply, >= 1.
-        guide: what its grammar allows, if it has one.
-        stop_watch: looks for texts that end it, if there are any.
-        num_alternatives: likeliest tokens noted beside each sampled one.
+        sampling: temperature, or greedy, and the seed of all its tokens.
+        max_tokens: maximum number of tokens of the reply, >= 1.
+        guide: position of the reply in its grammar, if it has one.
+        stop_watch: finds texts that end the reply, if there are any.
+        num_alternatives: number of likeliest tokens recorded beside each sampled one.
     """
 
     def __init__(
@@ -38,43 +38,44 @@ class Reply:
         self.log_probs: list[float] = []
         self.versions: list[int] = []
         self.alternatives: list[list[tuple[int, float]]] = []
-        """Ids and log-probs of the likeliest tokens in the place of each."""
+        """Ids and log-probs of the likeliest tokens at each place of the reply."""
 
         self.finish_reason: FinishReason | None = None
         self.stopped_by: str | None = None
         self.failure: ValueError | None = None
-        """The reply cannot go on, though others can: its grammar grew too complex."""
+        """Why this reply alone cannot go on: its grammar grew too complex."""
 
         self.is_given_up = False
-        """Set by whoever asked, when nobody waits for it any more; it leaves before its next token."""
+        """Set by the caller when it no longer waits; the reply then leaves the batch before its next token."""
 
         self.num_held = 0
-        """Tokens of the conversation whose keys and values are in its slot, made by the present weights."""
+        """Tokens of the conversation whose keys and values are in its slot, computed with the current weights."""
 
         self._uniforms = np.random.Generator(np.random.Philox(sampling.seed)).random(max_tokens)
 
     @property
     def is_over(self) -> bool:
-        """No token follows."""
+        """Whether the reply is complete or cannot go on."""
         return self.finish_reason is not None or self.failure is not None
 
     @property
     def tokens(self) -> np.ndarray:
-        """int64 [T], the reply so far."""
+        """Tokens of the reply so far, int64 [T]."""
         return np.array(self.conversation[len(self.prompt) :], np.int64)
 
     @property
     def next_uniform(self) -> float:
-        """What the next token is drawn with; it depends on the seed and the token's number alone."""
+        """Return the uniform number that the next token is drawn with; it depends only on the seed and the token's
+        index."""
         return float(self._uniforms[len(self.log_probs)])
 
     @property
     def unread(self) -> list[int]:
-        """Tokens that the model has not seen yet: at least one."""
+        """Tokens that the model has not read yet, at least one."""
         return self.conversation[self.num_held :]
 
     def add(self, token: int, log_prob: float, version: int, stop_tokens: frozenset[int]) -> None:
-        """One token more, by the weights of `version`."""
+        """Add one token, sampled with the weights of `version`."""
         self.conversation.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)

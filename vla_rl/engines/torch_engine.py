@@ -1,6 +1,7 @@
-"""The in-process engine: batches whoever waits, computes on the device lane, stamps the version that acted.
+"""The in-process engine: it batches waiting requests, computes on the device lane, and records the weight version of
+each answer.
 
-`act` is for policies that choose action chunks, `generate` for those that speak; a model shows by its methods which it is.
+`act` is for policies that choose action chunks, `generate` for language policies; the model's methods decide.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class _Decisions(DynamicBatcher[_Request, ActionChunk]):
-    """Batches of decisions, one forward pass each."""
+    """Batches of decisions, with one forward pass each."""
 
     def __init__(
         self, model: PolicyModel[Any], lane: DeviceLane, config: EngineConfig, version: Callable[[], int]
@@ -74,16 +75,15 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
 
 
 class TorchEngine:
-    """Answers `act`, or `generate`, for any number of episodes with one policy model.
+    """Answers `act` or `generate` calls of any number of episodes with one policy model.
 
     Owned by `async with`. Invariant: weights and version change together, on the device lane and between batches, so every
-    chunk of a batch was made by exactly the weights that its `weight_version` names.
+    chunk of a batch comes from exactly the weights that its `weight_version` names.
 
     Args:
-        model: acts or speaks; it may be the learner's own (then nothing is copied) or a copy of it.
-        lane: computes; shared with the learner.
-        config: batching.
-        weight_version: updates already applied to the weights of `model`.
+        model: the policy; either the learner's own model (then nothing is copied) or a copy of it.
+        lane: runs the model; shared with the learner.
+        config: batching. weight_version: number of updates already applied to the weights of `model`.
     """
 
     def __init__(
@@ -114,14 +114,12 @@ class TorchEngine:
         try:
             await self._answering.__aexit__(kind, error, traceback)
         finally:
-            if (
-                self._replayed is not None
-            ):  # recordings hold memory of the GPU; a batch that was left may still replay one
+            if self._replayed is not None:  # recordings hold GPU memory; a batch whose caller left may still replay one
                 await self._lane.run(self._replayed.replay_acting, False, work="act")
 
     @property
     def weight_version(self) -> int:
-        """Number of updates applied to the weights that act from now on."""
+        """Number of updates applied to the current weights."""
         return self._weight_version
 
     @property
@@ -132,8 +130,8 @@ class TorchEngine:
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
         """Choose an action chunk; waits for its batch.
 
-        Raises: ValueError where the observation is not what the policy expects. The whole batch it was in gets it.
-        TypeError where the policy speaks.
+        Raises: ValueError if the observation does not suit the policy, for every request of its batch. TypeError for a
+        language policy.
         """
         if isinstance(self._answering, Conversations):
             raise TypeError("this engine's policy speaks, so it has no `act`; use `generate`, as chat_agent does")
@@ -152,24 +150,24 @@ class TorchEngine:
 
         Args:
             prompt: the conversation so far, or text or tokens to continue.
-            tools: that the policy is told about.
-            sampling: temperature, or greedy, and the seed that all tokens of this reply are drawn from.
-            max_tokens: of the reply; `EngineConfig.max_reply` at most.
-            options: form of the reply, where it stops, and what is reported with it.
+            tools: tools that the prompt describes to the policy.
+            sampling: temperature, or greedy, and the seed of all tokens of this reply.
+            max_tokens: maximum number of tokens of the reply; at most `EngineConfig.max_reply`.
+            options: form of the reply, stop texts, and what is reported with it.
 
         Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that the model
-        cannot take; TypeError if the policy does not speak.
+        cannot take; TypeError for a policy over action chunks.
         """
         if not isinstance(self._answering, Conversations):
             raise TypeError("this engine's policy chooses action chunks and does not speak; use `act`")
         return await self._answering.generate(prompt, tuple(tools), sampling or Sampling(), max_tokens, options)
 
     def stats(self) -> BatchStats:
-        """Batch sizes, waits and the share of the time with a batch in flight."""
+        """Return batch sizes, waiting times, and the share of the time in which a batch was running."""
         return self._answering.stats()
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Take over weights and their version. To be called on the device lane: it is what keeps batches whole."""
+        """Take over weights and their version. Call it on the device lane, so that no batch sees two versions."""
         if network is not self._network:
             with torch.no_grad():
                 for own, new in zip(self._network.parameters(), network.parameters(), strict=True):

@@ -1,10 +1,10 @@
-"""A tokenizer's tokens as bytes: which of them a grammar allows next, and where a stop text ends a reply.
+"""A tokenizer's tokens as bytes: which tokens a grammar allows next, and where a stop text ends a reply.
 
     grammar ─► compiled once ─► Guide of one reply:  allowed() ─► mask of the next token ─► sampled ─► take(token) ─► ...
                      └────────► allowed_after:       the same masks along a reply that exists, to compute its log-probs
 
-Grammars are llguidance's, and so are the masks: the engine that samples and the learner that computes the log-probs of what
-was sampled ask the same library, so both restrict the distribution alike.
+Grammars and masks are computed by llguidance, both for the engine that samples and for the learner that computes the
+log-probs of the sampled tokens, so both restrict the distribution in the same way.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,21 @@ from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 MAX_TOKEN_BYTES: Final = 1024
-"""Longest token that llguidance takes; with longer ones it aborts the calling thread."""
+"""Longest token, in bytes, that llguidance accepts; with a longer one it aborts the calling thread."""
 
 UNPACKED: Final = 256
-"""Masks that are unpacked together: a bit takes four bytes on the way to becoming one."""
+"""Number of masks unpacked together; each bit needs four bytes while it is unpacked."""
 
 NUM_COMPILED: Final = 64
-"""Grammars kept compiled; an agent usually asks for the same few again and again."""
+"""Number of grammars kept compiled; an agent usually uses the same few again and again."""
 
 
 class Vocabulary:
     """The tokens of one tokenizer.
 
     Args:
-        tokenizer: fast tokenizer of transformers.
-        num_logits: width of the model's output; logits without a token are never allowed.
+        tokenizer: a fast tokenizer of transformers.
+        num_logits: width of the model's output; indices without a token are never allowed.
     """
 
     def __init__(self, tokenizer: Any, num_logits: int) -> None:
@@ -41,24 +41,25 @@ class Vocabulary:
 
     @property
     def num_logits(self) -> int:
-        """Token ids are below this."""
+        """Upper bound of the token ids, exclusive."""
         return self._num_logits
 
     def text(self, tokens: Sequence[int]) -> bytes:
-        """Bytes of some tokens; a special token reads as its name."""
+        """Return the bytes of some tokens; a special token becomes its name."""
         text: bytes = self._tokens.decode_bytes(list(tokens))
         return text
 
     def is_special(self, token: int) -> bool:
-        """Whether no text of a grammar matches the token, and it has to be named by its id."""
+        """Return whether no text of a grammar matches the token, so that a grammar has to name it by its id."""
         return bool(self._tokens.is_special_token(token))
 
     def guide(self, grammar: str) -> "Guide":
-        """The beginning of a reply under a grammar. Raises: ValueError for a grammar that cannot be compiled."""
+        """Start a reply under a grammar. Raises: ValueError for a grammar that cannot be compiled."""
         return Guide(self._compiled(grammar).deep_copy(), self._num_logits)
 
     def allowed_after(self, grammar: str, tokens: Sequence[int]) -> Tensor:
-        """The masks under which the tokens of a reply were sampled: int32 [T, ceil(num_logits / 32)], a bit for each token.
+        """Return the masks under which the tokens of a reply were sampled: int32 [T, ceil(num_logits / 32)], one bit per
+        token.
 
         Raises: ValueError if the grammar does not allow the tokens.
         """
@@ -82,7 +83,7 @@ class Vocabulary:
         backend = copy(self._tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()
-        # as vLLM makes it, so that both allow the same tokens
+        # built as vLLM builds it, so that both allow the same tokens
         num_tokens = max(self._num_logits, len(self._tokenizer))
         return LLTokenizer(backend.to_str(), n_vocab=num_tokens, eos_token=self._tokenizer.eos_token_id)
 
@@ -94,22 +95,23 @@ class Vocabulary:
 
 
 class Guide:
-    """The place of one reply in its grammar."""
+    """The position of one reply in its grammar."""
 
     def __init__(self, matcher: LLMatcher, num_logits: int) -> None:
         self._matcher, self._num_words = matcher, -(-num_logits // 32)
 
     def allowed(self) -> Tensor:
-        """int32 [ceil(num_logits / 32)], a bit for each token; once nothing may follow, the token that ends the reply alone.
+        """Return the allowed tokens, int32 [ceil(num_logits / 32)], one bit each; at the grammar's end only the end
+        token.
 
-        Raises: ValueError if the grammar grew too complex on the way.
+        Raises: ValueError if the grammar has grown too complex.
         """
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._num_words]
         self._require_no_error()
         return torch.from_numpy(words.copy())
 
     def take(self, token: int) -> None:
-        """The next token of the reply. Raises: ValueError if it was not allowed."""
+        """Advance by the next token of the reply. Raises: ValueError if the grammar does not allow it."""
         self._matcher.consume_token(token)
         self._require_no_error()
 
@@ -119,7 +121,7 @@ class Guide:
 
 
 def forbidden(masks: Tensor, num_logits: int) -> Tensor:
-    """bool [N, num_logits]: the tokens that masks, int32 [N, ceil(num_logits / 32)], have no bit for."""
+    """Return the tokens, bool [N, num_logits], whose bits are not set in masks, int32 [N, ceil(num_logits / 32)]."""
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     parts = [(part[..., None] >> bits & 1).flatten(1)[:, :num_logits] == 0 for part in torch.split(masks, UNPACKED)]
     return torch.cat(parts)
@@ -129,8 +131,8 @@ class StopWatch:
     """Looks for stop texts in a reply that grows token by token.
 
     Args:
-        vocabulary: of the reply's tokens.
-        stop: texts, none of them empty.
+        vocabulary: vocabulary of the reply's tokens.
+        stop: stop texts, none of them empty.
     """
 
     def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
@@ -139,13 +141,13 @@ class StopWatch:
         self._tail = b""
 
     def found_in(self, token: int) -> str | None:
-        """The stop text that ends with this token's bytes or inside them; of several the one that begins first."""
+        """Add a token and return the stop text that its bytes complete, if any; of several, the one that begins first."""
         text = self._tail + self._vocabulary.text([token])
         self._tail = text[-self._longest + 1 :] if self._longest > 1 else b""
         return first_stop(text, self._stop)
 
 
 def first_stop(text: bytes, stop: Sequence[str]) -> str | None:
-    """The stop text that begins first in `text`; None if there is none."""
+    """Return the stop text that begins first in `text`, or None if there is none."""
     places = {each: text.find(each.encode()) for each in stop}
     return min((each for each, place in places.items() if place >= 0), key=places.__getitem__, default=None)

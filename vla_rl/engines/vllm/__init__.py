@@ -1,14 +1,14 @@
-"""vLLM as a generation engine: the same `act` and `generate` as the in-process torch engine, in processes of its own.
+"""vLLM as an engine: the same `act` and `generate` as the in-process torch engine, computed in separate processes.
 
     VllmEngine ─► replica ─► AsyncLLM ══ ZeroMQ ══► engine process     as many replicas as configured
         │                                               ▲
         └─ publish ─► staging (memory of both) ─────────┘ weights, applied to every replica or to none
 
-adapter     the only importer of vllm, and the versions it was written for
-served      what the engine needs of a policy family; `vla_rl.models.serving` has it for the families here
+adapter     the only module that imports vllm, and the versions that it supports
+served      methods that the engine needs from a policy family; `vla_rl.models.serving` implements them for the families here
 transfer    the engine process's side of a weight update
 
-The config imports in an instant; the rest brings torch, and vLLM when an engine is opened.
+Importing the config does not import torch; the other names do, and opening an engine imports vLLM.
 """
 
 from typing import TYPE_CHECKING, Any

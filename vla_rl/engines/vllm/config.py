@@ -20,7 +20,7 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     turns of a conversation go to the engine that holds its keys and values."""
 
     update_mode: UpdateMode | None = None
-    """What happens to running requests when new weights arrive. `drain`: they finish with the old weights first.
+    """Handling of running requests when new weights arrive. `drain`: they finish with the old weights first.
     `keep`: they pause, their prompts and tokens are read again with the new weights, and they go on. `restart`:
     they start again from their prompts. All tokens of an action chunk always come from one version: with `keep`,
     a chunk during which the weights changed is requested again. none: `drain` for action chunks, `keep` for

@@ -1,11 +1,11 @@
-"""`VllmEngine`: what the rest of the package sees of vLLM. The protocol of `TorchEngine`, over engine processes.
+"""`VllmEngine`: the methods of `TorchEngine`, with vLLM in separate engine processes.
 
-    act, generate ─► route ─► Replica ─► answer            a dead replica's request is asked of another
+    act, generate ─► route ─► Replica ─► answer            the request of a dead replica goes to another one
     adopt (device lane) ─► stage ─► publish (loop) ─► every replica, or none
-    keeper of each replica: start ─► health ─► death ─► start again, with the weights of now
+    keeper of each replica: start ─► health ─► death ─► start again, with the current weights
 
-Invariant: a replica is asked only while its weights are those of `weight_version`, so nothing is sampled from weights that
-no version names; publications and newly started replicas take turns under one lock.
+Invariant: a replica gets requests only while its weights are those of `weight_version`, so nothing is sampled from weights
+without a version. Publications and newly started replicas take turns under one lock.
 """
 
 import asyncio
@@ -47,21 +47,21 @@ from vla_rl.types import (
 )
 
 MAX_QUEUE = 4096
-"""Requests that are being asked at the same time; further callers wait."""
+"""Maximum number of requests in progress; further callers wait."""
 
 
 class VllmEngine:
-    """Answers `act`, or `generate`, for any number of episodes with engine processes that hold copies of the weights.
+    """Answers `act` or `generate` calls of any number of episodes with engine processes that hold copies of the weights.
 
     Owned by `async with`; opening it starts the engines one after another.
 
     Args:
-        served: the policy, as `vla_rl.models.serving.serve` makes it.
+        served: the policy, made by `vla_rl.models.serving.serve`.
         lane: prepares observations, and calls `adopt`; shared with the learner.
-        config: `vllm` of it for the engines, and limits of replies.
-        weight_version: updates already applied to the weights of `served.network`.
+        config: `config.vllm` for the engines, and the limits of replies.
+        weight_version: number of updates already applied to the weights of `served.network`.
 
-    Raises: ConfigError where vLLM is missing, of another version, or cannot do what the configuration asks.
+    Raises: ConfigError if vLLM is missing, has an unsupported version, or cannot do what the configuration requires.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class VllmEngine:
         self._opened_at = 0.0
 
     async def __aenter__(self) -> Self:
-        """Start all engines. Raises: ActorDied saying why one does not start."""
+        """Start all engines. Raises: ActorDied with the reason if one does not start."""
         loop = asyncio.get_running_loop()
         self._opened_at = loop.time()
         async with AsyncExitStack() as stack:
@@ -125,7 +125,7 @@ class VllmEngine:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End all engines; whoever still waits gets a RuntimeError or `ActorDied`."""
+        """Stop all engines; callers that still wait get a RuntimeError or `ActorDied`."""
         self._loop = None
         assert self._tasks is not None
         for task in self._caring:
@@ -133,28 +133,28 @@ class VllmEngine:
         try:
             await leave(self._tasks, kind, error, traceback)
         finally:
-            async with self._publication.turn:  # an update that began is carried to its end
+            async with self._publication.turn:  # a started update has to finish first
                 await self._resources.aclose()
                 self._keepers.clear()
             self._wake_callers()
 
     @property
     def weight_version(self) -> int:
-        """Number of updates applied to the weights that act from now on."""
+        """Number of updates applied to the current weights."""
         return self._weight_version
 
     @property
     def network(self) -> nn.Module:
-        """Nothing: the weights that act lie in other processes, and are never the learner's own."""
+        """None: the weights that act are in other processes, and never the learner's own."""
         return self._remote
 
     @property
     def update_times(self) -> list[UpdateTimes]:
-        """Of the publications so far, in order."""
+        """Times of the publications so far, in order."""
         return self._publication.times
 
     def metrics(self) -> dict[str, float]:
-        """Of the last update, and of the engines' lives, for a run's metrics."""
+        """Return the metrics of the last weight update and of the engines' restarts."""
         figures = {"engine/num_ready": float(len(self._ready())), "engine/restarts": float(self.num_restarts)}
         if self.update_times:
             times = self.update_times[-1]
@@ -163,24 +163,24 @@ class VllmEngine:
 
     @property
     def num_restarts(self) -> int:
-        """Engines that were started again, all of them together."""
+        """Number of engine restarts, over all engines."""
         return sum(keeper.num_restarts for keeper in self._keepers)
 
     @property
     def pids(self) -> list[int]:
-        """Of the engine processes that can be asked now."""
+        """Process ids of the engines that take requests now."""
         return [replica.pid for replica in self._ready()]
 
     @property
     def num_answers(self) -> dict[int, int]:
-        """Requests that each engine process which can be asked now has answered, by its pid."""
+        """Number of requests that each engine which takes requests now has answered, by its process id."""
         return {replica.pid: replica.num_answers for replica in self._ready()}
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk; all of it by the weights that its version names.
+        """Choose an action chunk; all of its tokens come from the weights that its version names.
 
-        Raises: ValueError where the observation is not what the policy expects; ActorDied where engines died `attempts`
-        times over it; TypeError where the policy speaks.
+        Raises: ValueError if the observation does not suit the policy; ActorDied if engines died in all `attempts` at
+        the request; TypeError for a language policy.
         """
         served: Any = self._served
         if self._layout.num_tokens is None:
@@ -203,17 +203,17 @@ class VllmEngine:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply. Cancelling the call aborts it.
+        """Generate one reply. Cancelling the call aborts the reply.
 
         Args:
             prompt: the conversation so far, or text or tokens to continue.
-            tools: that the policy is told about.
-            sampling: temperature, or greedy, and the seed that all tokens of this reply are drawn from.
-            max_tokens: of the reply; `EngineConfig.max_reply` at most.
-            options: form of the reply, where it stops, and what is reported with it.
+            tools: tools that the prompt describes to the policy.
+            sampling: temperature, or greedy, and the seed of all tokens of this reply.
+            max_tokens: maximum number of tokens of the reply; at most `EngineConfig.max_reply`.
+            options: form of the reply, stop texts, and what is reported with it.
 
         Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that the model
-        cannot take; ActorDied if engines died `attempts` times over it; TypeError if the policy does not speak.
+        cannot take; ActorDied if engines died in all `attempts` at the request; TypeError for a policy over action chunks.
         """
         served: Any = self._served
         if self._layout.num_tokens is not None:
@@ -245,11 +245,11 @@ class VllmEngine:
         return await self._lane.prepare(completion, served.chat, asked, sampled)
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Give weights and their version to all engines or to none; to be called on the device lane, which waits for it.
+        """Apply weights and their version in all engines or in none; call it on the device lane, which waits for it.
 
-        Before the engine is open and after it is closed, they are only remembered.
+        While the engine is not open, they are only stored.
 
-        Raises: CheckpointError where they are not those of the policy that the engine was made for; nothing is applied.
+        Raises: CheckpointError if they are not weights of the policy that the engine was made for; then nothing is applied.
         """
         began = time.perf_counter()
         staged = self._write(network, weight_version)
@@ -260,15 +260,15 @@ class VllmEngine:
         asyncio.run_coroutine_threadsafe(self._publish(staged, began), loop).result()
 
     async def checksums(self) -> dict[str, str]:
-        """A digest of the weights of every engine that can be asked, by its name. Raises: ActorDied."""
+        """Return a digest of the weights of each engine that takes requests now, by its name. Raises: ActorDied."""
         return await self._publication.checksums(self._ready())
 
     async def sleep(self) -> None:
-        """Give the GPU to the learner: engines let go of weights and caches. Callers wait until `wake`.
+        """Free the engines' memory of weights and caches on the GPU for the learner. Callers wait until `wake`.
 
-        None is started before `wake`; one whose start has begun lets go at its end.
+        No engine is started before `wake`; one that is starting frees its memory when it is ready.
 
-        Raises: ConfigError where `can_sleep` is off, as it has to be on CPUs.
+        Raises: ConfigError if `can_sleep` is off, as it has to be on CPUs.
         """
         self._require_sleep()
         async with self._publication.turn:
@@ -276,9 +276,9 @@ class VllmEngine:
             await each_or_end(self._ready(), lambda replica: replica.sleep(), "sleep")
 
     async def wake(self) -> None:
-        """Engines take their memory again, with the weights of now.
+        """Let the engines allocate their memory again, and give them the current weights.
 
-        Raises: ActorDied for one that could not; the others are awake.
+        Raises: ActorDied for an engine that could not wake up; the others are awake.
         """
         self._require_sleep()
         async with self._publication.turn:
@@ -290,7 +290,7 @@ class VllmEngine:
                 try:
                     await replica.wake()
                     await replica.join(self._publication.current)
-                except ActorDied as error:  # its keeper sees to it
+                except ActorDied as error:  # its keeper replaces it
                     errors.append(error)
             self._publication.awake.set()
         self._wake_callers()
@@ -298,9 +298,10 @@ class VllmEngine:
             raise errors[0]
 
     def stats(self) -> BatchStats:
-        """Requests, and the share of the time with one being asked; what runs together is the engines' own business.
+        """Return the number of requests and the share of the time with at least one running. The engines decide what they
+        batch.
 
-        From any thread; the share is 0 where the engine is not open.
+        May be called from any thread; the share is 0 while the engine is not open.
         """
         loop = self._loop
         now = loop.time() if loop is not None else self._opened_at
@@ -314,7 +315,7 @@ class VllmEngine:
         )
 
     async def _answer(self, request: EngineRequest, sampling: Sampling, max_tokens: int, rules: ReplyRules) -> Answer:
-        """Ask until somebody has answered as a whole."""
+        """Repeat a request until an engine has answered it completely."""
         is_chunk = self._layout.num_tokens is not None
         clock = asyncio.get_running_loop().time
         deaths = 0
@@ -336,9 +337,10 @@ class VllmEngine:
                 self._gauge.leave(clock())
 
     async def _route(self) -> Replica:
-        """The replica to ask: where this conversation's keys and values are, else the least loaded. Waits for one.
+        """Return the replica to ask: the one with this conversation's keys and values, else the least loaded. Waits for
+        one.
 
-        Raises: ActorDied where all have been given up; RuntimeError where the engine is not open.
+        Raises: ActorDied if no engine is started again any more; RuntimeError if the engine is not open.
         """
         while True:
             ready = self._ready()

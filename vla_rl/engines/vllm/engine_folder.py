@@ -1,4 +1,4 @@
-"""The folder of one `VllmEngine`: the files that its engine processes read, vLLM's sockets, and their temporary files."""
+"""The folder of one `VllmEngine`: files that its engine processes read, vLLM's sockets, and temporary files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from vla_rl.errors import ConfigError
 
 _PREFIX: Final = "vla_rl_vllm_"
 _LONGEST: Final = 107 - len("/123e4567-e89b-12d3-a456-426614174000")
-"""Characters of a folder in which vLLM's sockets, named like that, have paths that Linux takes."""
+"""Longest folder path, in characters, with which the paths of vLLM's sockets in it are short enough for Linux."""
 
 
 @contextmanager
 def engine_folder() -> Iterator[Path]:
-    """Make a folder that only this user may enter, and remove it afterwards. Removes those whose owners were killed.
+    """Make a folder that only this user may enter, and remove it at the end. Also removes folders of killed processes.
 
     Raises: ConfigError if its path is too long for sockets.
     """

@@ -1,8 +1,9 @@
 """The thread that starts the processes of one engine, and lives as long as they do.
 
-An engine asks the kernel to kill it when its parent dies, and to the kernel the parent of a process is the thread that
-started it (prctl(2), PR_SET_PDEATHSIG). So an engine needs a thread that stays. In return, the kernel's list of that
-thread's children shows what vLLM has started, from the first moment; vLLM itself tells only once the engine is ready.
+An engine asks the kernel to kill it when its parent dies, and the kernel takes the thread that started a process for its
+parent (prctl(2), PR_SET_PDEATHSIG). So an engine needs a thread that stays alive. In return, the kernel's list of that
+thread's children shows what vLLM has started, from the first moment; vLLM itself reports it only once the engine is
+ready.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ from vla_rl.actors.completion import run_to_its_end
 T = TypeVar("T")
 
 KILL_AGAIN_S: Final = 0.1
-"""Time between two attempts to end work that goes on starting processes."""
+"""Seconds between two attempts to kill work that keeps starting processes."""
 
 
 class EngineThread:
-    """One thread, from the first `run` to `close`. `name` is the beginning of the thread's name."""
+    """One thread, from the first `run` to `close`. `name` is the prefix of the thread's name."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(1, name)
@@ -33,7 +34,7 @@ class EngineThread:
     async def run(self, work: Callable[[], T]) -> T:
         """Call `work()` in the thread and return its result.
 
-        A cancellation kills what the thread has started, again and again until `work` ends; then it is let through.
+        A cancellation kills the processes that the thread has started, repeatedly until `work` ends; then it is raised.
         """
         done = asyncio.wrap_future(self._executor.submit(self._run, work))
         cancelled: asyncio.CancelledError | None = None
@@ -45,14 +46,14 @@ class EngineThread:
             if cancelled is not None:
                 self.kill()
         if cancelled is not None:
-            done.exception()  # the caller is leaving and cannot use it
+            done.exception()  # the caller was cancelled and cannot use it
             raise cancelled
         return done.result()
 
     def processes(self) -> list[int]:
-        """Pids that the thread has started and that were not reaped yet.
+        """Return the ids of the processes that the thread has started and that were not reaped yet.
 
-        Empty where the kernel lists no children (CONFIG_PROC_CHILDREN).
+        The list is empty if the kernel lists no children (CONFIG_PROC_CHILDREN).
         """
         if self._thread_id is None:
             return []
@@ -63,18 +64,18 @@ class EngineThread:
         return [pid for pid in map(int, children.split()) if not _is_resource_tracker(pid)]
 
     def kill(self) -> None:
-        """SIGKILL to all of them."""
+        """Send SIGKILL to all of them."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 pidfd = os.pidfd_open(pid)
                 try:
-                    if pid in self.processes():  # else the number may be another process's by now
+                    if pid in self.processes():  # otherwise another process may have the number by now
                         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 finally:
                     os.close(pidfd)
 
     async def close(self) -> None:
-        """End the thread; the kernel then kills what it has started."""
+        """Stop the thread; the kernel then kills the processes that it has started."""
         await run_to_its_end(self._executor.shutdown)
 
     def _run(self, work: Callable[[], T]) -> T:
@@ -83,7 +84,7 @@ class EngineThread:
 
 
 def _is_resource_tracker(pid: int) -> bool:
-    """Whether it is multiprocessing's helper, which serves this whole process and ends by itself."""
+    """Return whether it is multiprocessing's resource tracker, which serves this whole process and ends by itself."""
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

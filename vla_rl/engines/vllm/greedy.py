@@ -1,7 +1,7 @@
-"""Temperature for greedy requests: the most likely token, and its log-prob at the temperature that was asked for.
+"""Temperature for greedy requests: the most likely token, and its log-prob at the requested temperature.
 
-vLLM takes temperature 0 for greedy and then reports log-probs at 1. Dividing the logits before it looks for the largest
-changes no choice and makes the reported numbers those that the learner computes.
+vLLM expresses greedy as temperature 0 and then reports log-probs at temperature 1. Dividing the logits before vLLM looks
+for the largest one does not change its choice, and makes the reported log-probs those that the learner computes.
 """
 
 from typing import Any, Final
@@ -16,17 +16,17 @@ TEMPERATURE: Final = "greedy_temperature"
 
 
 class GreedyTemperature(LogitsProcessor):
-    """Divides the rows of greedy requests by their temperature."""
+    """Divides the logits of greedy requests by their temperature."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._temperatures: dict[int, float] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """No: vLLM would leave it out for greedy requests, which it is for."""
+        """Return False: if it were True, vLLM would skip this processor for greedy requests, for which it is made."""
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """Follow requests from row to row."""
+        """Keep track of the rows in which requests are."""
         if batch_update is None:
             return
         rows = self._temperatures
@@ -44,7 +44,7 @@ class GreedyTemperature(LogitsProcessor):
                 rows[source] = back
 
     def apply(self, logits: Tensor) -> Tensor:
-        """In place, [rows, vocabulary]."""
+        """Divide logits [rows, vocabulary] in place."""
         for row, temperature in self._temperatures.items():
             logits[row] /= temperature
         return logits

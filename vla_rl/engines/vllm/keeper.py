@@ -1,4 +1,4 @@
-"""Keeps one place filled with a working engine: starts it, looks after its health, replaces it when it is gone."""
+"""Keeps a working engine in one place: starts it, watches its health, and replaces it when it has died."""
 
 import asyncio
 import logging
@@ -16,15 +16,15 @@ class Keeper:
     """One place for an engine.
 
     Args:
-        make: a replica that was not started.
-        publication: whose current weights a new one gets, before it is asked anything.
-        config: of its life.
-        changed: called whenever the replica that can be asked is another one, or none, or will never be one.
+        make: returns a replica that was not started.
+        publication: holds the current weights, which a new replica gets before its first request.
+        config: limits of time and restarts.
+        changed: called when another replica takes the requests, when none does, and when none will any more.
 
     Attributes:
-        replica: the one that is there, if any.
-        failure: set once it has been given up.
-        num_restarts: so far.
+        replica: the current replica, if there is one.
+        failure: set when the place stays empty for good.
+        num_restarts: number of restarts so far.
     """
 
     def __init__(
@@ -40,29 +40,30 @@ class Keeper:
         self.num_restarts = 0
 
     async def open(self) -> None:
-        """Start the first one. Raises: ActorDied saying why it does not start."""
+        """Start the first replica. Raises: ActorDied with the reason if it does not start."""
         await self._start()
 
     async def run(self) -> None:
-        """Look after the engine until cancelled, or until it has died too often without having answered."""
+        """Watch the engine until cancelled, or until it has died too often without an answer."""
         failures = 0
         while self.replica is not None:
             replica = self.replica
             await self._watch(replica)
-            has_worked = replica.num_answers > 1  # the first one is the keeper's own
+            has_worked = replica.num_answers > 1  # the first answer was to the engine's own test request
             failures = 1 if has_worked else failures + 1
             await self.close()
             failures = await self._start_again(failures, replica.death())
 
     async def close(self) -> None:
-        """End the engine that is there."""
+        """Stop the current engine."""
         replica, self.replica = self.replica, None
         self._changed()
         if replica is not None:
             await replica.close()
 
     async def _start_again(self, failures: int, last: ActorDied) -> int:
-        """As often as it takes and is allowed; gives the failures in a row, the one before included."""
+        """Start replicas until one works or `max_restarts` is reached; return the failures in a row, the last death
+        included."""
         while failures <= self._config.max_restarts:
             self.num_restarts += 1
             try:
@@ -79,7 +80,7 @@ class Keeper:
         return failures
 
     async def _start(self) -> None:
-        """Fill the place, once the engines are not to sleep; with one that sleeps where that is wished meanwhile."""
+        """Start an engine once engines may be awake; if they are sent to sleep meanwhile, put it to sleep."""
         await self._publication.awake.wait()
         replica = self._make()
         try:
@@ -97,7 +98,7 @@ class Keeper:
         self._changed()
 
     async def _watch(self, replica: Replica) -> None:
-        """Until it is dead; one that answered nobody for a while is asked for a token."""
+        """Wait for the replica's death; if it has not answered for a while, check it with a request for one token."""
         seen = -1
         while not replica.died.is_set():
             try:
@@ -110,7 +111,7 @@ class Keeper:
         _log.warning("engine %r (pid %d) died: %s", replica.name, replica.pid, replica.cause)
 
     async def _probe(self, replica: Replica) -> None:
-        async with self._publication.turn:  # a paused engine answers nobody
+        async with self._publication.turn:  # a paused engine does not answer
             if replica.is_asleep:
                 return
             try:

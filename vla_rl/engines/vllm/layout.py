@@ -1,4 +1,4 @@
-"""The folder and the arguments that an engine is started with."""
+"""The folder and the arguments with which an engine is started."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +10,7 @@ from vla_rl.engines.vllm.served import EngineLayout
 from vla_rl.errors import ConfigError
 
 TRANSFER_BACKEND: Final = "vla_rl"
-"""vLLM's name for weights that come through memory of ours."""
+"""vLLM's name for the transfer of weights through shared memory of ours."""
 
 TRANSFER_CLASS: Final = ("vla_rl.engines.vllm.transfer", "StagedTransfer")
 
@@ -20,11 +20,11 @@ LOGITS_PROCESSOR: Final = "vla_rl.engines.vllm.greedy:GreedyTemperature"
 
 
 CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Numbers in an attention head that the CPU kernels of vLLM 0.32 are made for; with others its process crashes."""
+"""Attention head sizes that the CPU kernels of vLLM 0.32 support; with others, its process crashes."""
 
 
 def refuse_heads_without_kernel(layout: EngineLayout) -> None:
-    """Raise ConfigError where a CPU build of vLLM would crash on the model's attention."""
+    """Raise ConfigError if a CPU build of vLLM would crash on the model's attention."""
     trunk = layout.config.get("text_config", layout.config)
     head_size = trunk.get("head_dim") or trunk["hidden_size"] // trunk["num_attention_heads"]
     if head_size not in CPU_HEAD_SIZES:
@@ -35,7 +35,7 @@ def refuse_heads_without_kernel(layout: EngineLayout) -> None:
 
 
 def write_folder(folder: Path, layout: EngineLayout) -> None:
-    """Everything of a checkpoint folder but weights, which come from the learner."""
+    """Write a checkpoint folder without weights, which come from the learner."""
     (folder / "config.json").write_bytes(msgspec.json.encode(layout.config))
     for name, data in layout.files.items():
         (folder / name).write_bytes(data)
@@ -44,24 +44,24 @@ def write_folder(folder: Path, layout: EngineLayout) -> None:
 def engine_arguments(
     folder: Path, layout: EngineLayout, config: VllmConfig, *, build: str, dtype: str
 ) -> dict[str, Any]:
-    """Arguments of vLLM's `AsyncEngineArgs`.
+    """Return the arguments of vLLM's `AsyncEngineArgs`.
 
     Args:
-        folder: that `write_folder` filled.
-        layout: of the policy.
-        config: of the engine.
-        build: `cpu` or `cuda`, of the vLLM that is installed.
-        dtype: of the weights, such as `float32`.
+        folder: folder that `write_folder` filled.
+        layout: layout of the policy.
+        config: configuration of the engine.
+        build: build of the installed vLLM, `cpu` or `cuda`.
+        dtype: data type of the weights, such as `float32`.
     """
     arguments = {
         "model": str(folder),
         "runner": layout.runner,
         "dtype": dtype,
-        "load_format": "dummy",  # the learner's weights are applied before anybody is answered
+        "load_format": "dummy",  # the learner's weights are applied before the first answer
         # a text engine needs the tokenizer for grammars and stop texts; action engines have none
         "skip_tokenizer_init": layout.num_tokens is not None,
         "max_model_len": layout.context_size,
-        # one request is one step, and a seed would not survive half a prompt
+        # a request has to fit in one step: its seed would not survive a split prompt
         "max_num_batched_tokens": max(layout.context_size, config.max_step_tokens),
         "enable_chunked_prefill": False,
         "enable_prefix_caching": layout.reuses_prefixes,
@@ -74,7 +74,7 @@ def engine_arguments(
     if layout.features:
         arguments |= {"limit_mm_per_prompt": {layout.features: 1}, "mm_processor_cache_gb": 0}
     if layout.num_tokens is None:
-        # the learner computes the masks of a grammar with the same library
+        # the learner computes grammar masks with the same library
         arguments |= {"structured_outputs_config": {"backend": "guidance"}}
     if layout.runner == "generate":
         arguments |= {"logprobs_mode": "processed_logprobs", "logits_processors": [LOGITS_PROCESSOR]}

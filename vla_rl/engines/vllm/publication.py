@@ -1,6 +1,6 @@
-"""New weights for all engines or for none.
+"""New weights, applied in all engines or in none.
 
-stage    the learner's thread writes memory of both; every engine opens and checks it, generating on      may be refused
+stage    the learner's thread writes memory of both; every engine opens and checks it, generating on      may be rejected
 pause    nothing new begins; what runs ends, freezes or is aborted
 apply    every engine loads; one that cannot is killed and starts again with the new weights            may not be
 resume   always, whatever happened; an engine that fails in any of the three is killed
@@ -21,28 +21,28 @@ from vla_rl.errors import ActorDied, CheckpointError
 
 
 class UpdateTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that one publication took."""
+    """Durations of one publication, in seconds."""
 
     stage_s: float
-    """Until every engine had mapped and checked the weights; generation went on."""
+    """Time until every engine had mapped and checked the weights; generation went on."""
 
     pause_s: float
-    """From the first engine's pause to the last one's resumption."""
+    """Time from the first engine's pause to the last engine's resumption."""
 
     @property
     def total_s(self) -> float:
-        """Of the whole publication."""
+        """Duration of the whole publication."""
         return self.stage_s + self.pause_s
 
 
 class Publication:
-    """The weights of now in memory that engines open, and how they reach engines.
+    """The current weights, in memory that engines open, and their transfer to the engines.
 
     Attributes:
-        turn: held by whoever changes what an engine computes with.
-        awake: unset while the engines leave the GPU to the learner; none is started then.
-        current: what a new engine starts with; None before the first.
-        times: of every publication to running engines so far, the last `KEPT_TIMES`.
+        turn: lock, held while engines' weights or caches change.
+        awake: unset while the engines sleep; no engine is started then.
+        current: weights that a new engine starts with; None before the first.
+        times: durations of the last `KEPT_TIMES` publications to running engines.
     """
 
     KEPT_TIMES = 1000
@@ -57,18 +57,18 @@ class Publication:
         self.times: list[UpdateTimes] = []
 
     def write(self, tensors: Mapping[str, Tensor], version: int) -> StagedWeights:
-        """Put a version into that memory, beside the current one, which engines that start go on reading.
+        """Write a version to memory, beside the current one, which starting engines still read.
 
-        Raises: CheckpointError, then nothing was written; ConfigError where that memory cannot be.
+        Raises: CheckpointError, and then nothing was written; ConfigError if the configured memory is not available.
         """
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
         return self._stage.write(tensors, version, self.current)
 
     async def publish(self, staged: StagedWeights, replicas: Sequence[Replica], began: float) -> None:
-        """Give a written version to all engines that are ready; `began` is when it was begun to be written.
+        """Apply a written version in all ready engines; `began` is the time at which writing it began.
 
-        Raises: CheckpointError where an engine refuses it; then all go on with the weights they had.
+        Raises: CheckpointError if an engine rejects it; then all engines go on with the weights they had.
         """
         with waiting(f"weights {staged.version}", on="the engines to accept them"):
             ready = await self._accepted(staged, [replica for replica in replicas if replica.is_ready])
@@ -84,18 +84,19 @@ class Publication:
         self.times = [*self.times[1 - self.KEPT_TIMES :], times]
 
     async def checksums(self, replicas: Sequence[Replica]) -> dict[str, str]:
-        """A digest of the weights that each ready engine holds now, by its name; equal weights have equal digests."""
+        """Return a digest of the weights that each ready engine holds, by its name; equal weights have equal digests."""
         async with self.turn:
             return {replica.name: await replica.checksum() for replica in replicas if replica.is_ready}
 
     def close(self) -> None:
-        """Give the memory back, and forget the weights."""
+        """Free the memory, and discard the weights."""
         if self._stage is not None:
             self._stage.close()
         self._stage = self.current = None
 
     async def _apply(self, staged: StagedWeights, replicas: Sequence[Replica]) -> None:
-        """Load weights. Whatever ends this, they are those of now: an engine without them, or half loaded, is ended."""
+        """Load weights in all replicas. However this ends, `staged` is current; an engine without it, or half loaded, is
+        killed."""
         try:
             await each_or_end(replicas, lambda replica: replica.apply(staged), f"apply the weights {staged.version}")
         finally:
@@ -105,7 +106,7 @@ class Publication:
                     replica.note_death(f"was left with older weights than {staged.version}", frozen=True)
 
     async def _accepted(self, staged: StagedWeights, replicas: Sequence[Replica]) -> list[Replica]:
-        """Those that are alive once all of them have mapped and checked the weights."""
+        """Return the replicas that are alive after all of them have mapped and checked the weights."""
         verify = self._config.verify_checksums
         outcomes = await asyncio.gather(
             *(replica.stage(staged, verify=verify) for replica in replicas), return_exceptions=True
@@ -128,7 +129,8 @@ class Publication:
 
 
 async def each_or_end(replicas: Sequence[Replica], act: Callable[[Replica], Awaitable[None]], what: str) -> None:
-    """Do the same to all that are alive, together. One that cannot is ended: its state is unknown, its keeper sees to it."""
+    """Do the same in all living replicas at once. One that fails is killed, because its state is unknown; its keeper
+    replaces it."""
 
     async def act_or_end(replica: Replica) -> None:
         try:

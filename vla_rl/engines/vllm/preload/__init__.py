@@ -1,1 +1,1 @@
-"""A folder for the PYTHONPATH of engine processes; `sitecustomize` is what Python itself imports from it first."""
+"""Folder for the PYTHONPATH of engine processes; Python itself imports `sitecustomize` from it at the start."""

@@ -1,11 +1,11 @@
-"""Runs before anything else in the processes that vLLM starts, and makes vLLM import beside a CPU build of torch.
+"""Prepares the processes that vLLM starts, before anything else runs in them, and lets vLLM import beside a CPU torch.
 
-Engine processes have this folder on their PYTHONPATH, so Python imports this file at its start. Processes that vLLM does not
-start, and multiprocessing's own helpers, are left as they are.
+Engine processes have this folder on their PYTHONPATH, so Python imports this file when it starts. Processes that vLLM does
+not start, and multiprocessing's own helpers, are not changed.
 
-- An engine process dies with its parent, also while it loads torch for seconds or is stopped.
-- Ctrl-C and a closed terminal are sent to the whole process group; what becomes of the engine is its parent's decision.
-- Its temporary files lie in the engine's folder, which is removed after a kill too.
+- An engine process dies with its parent, even while it loads torch for seconds or is stopped.
+- Ctrl-C and a closed terminal are sent to the whole process group; the parent decides what happens to the engine.
+- Its temporary files are in the engine's folder, which is removed even after a kill.
 - vLLM imports torchvision, which fails beside a CPU build of torch unless `vla_rl` was imported first (see
   `vla_rl.torchvision_operators`).
 """
@@ -18,10 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 
 PARENT = "VLA_RL_ENGINE_PARENT"
-"""Variable with the pid of the process that starts engines."""
+"""Environment variable with the id of the process that starts engines."""
 
 PACKAGES = str(Path(__file__).resolve().parents[4])
-"""The folder that holds `vla_rl`, also if a checkout is used that is not installed."""
+"""Folder that holds `vla_rl`, also in a checkout that is not installed."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -32,7 +32,7 @@ def become_engine_process() -> None:
     if parent is None or not _was_started_by_vllm(sys.orig_argv):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):  # it died before we asked
+    if os.getppid() != int(parent):  # the parent died before this process asked the kernel
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     os.environ[PARENT] = str(os.getpid())
@@ -40,12 +40,12 @@ def become_engine_process() -> None:
 
 
 def _was_started_by_vllm(arguments: list[str]) -> bool:
-    """Return whether a process is an engine, by multiprocessing, or a module of vllm, which describes a network."""
+    """Return whether a process is an engine started by multiprocessing, or a vllm module that describes a network."""
     modules = (module for flag, module in pairwise(arguments) if flag == "-m")
     return "--multiprocessing-fork" in arguments or any(name.split(".")[0] == "vllm" for name in modules)
 
 
-if __name__ == "sitecustomize":  # not in the process that starts engines, which imports this file by its full name
+if __name__ == "sitecustomize":  # False in the process that starts engines, which imports this file by its full name
     become_engine_process()
     sys.path.append(PACKAGES)
     import vla_rl  # noqa: F401  # brings neither torch nor torchvision
