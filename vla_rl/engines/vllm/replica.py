@@ -1,9 +1,9 @@
-"""One engine process: started, asked, given weights, checked, and ended whatever state it is in.
+"""One engine process: it is started, gets requests and weights, is checked, and is stopped in whatever state it is.
 
-    build ─► join: weights, first token ─► ready ─► dead          each way out ends the process
+    build ─► join: weights, first token ─► ready ─► dead          every exit stops the process
 
-Callers that wait for a dead engine get `ActorDied` as soon as its socket or process is gone. Those of a stopped one get it
-within seconds, whatever they wait for; the process is killed then.
+Callers that wait for a dead engine get `ActorDied` as soon as its socket or process is gone. Callers that wait for a
+stopped engine get it within seconds; its process is killed then.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from vla_rl.types import Sampling
 T = TypeVar("T")
 
 _building = threading.Lock()
-"""Engines are built one after another: each needs the process's environment variables for itself."""
+"""Engines are built one at a time: each needs the environment variables of this process for itself."""
 
 _names = itertools.count()
 
@@ -59,21 +59,22 @@ SHUTDOWN_S = 0.5
 
 
 class EngineFault(RuntimeError):
-    """An engine process answered with an exception of its own; it lives on, in a state that only its caller can judge."""
+    """An engine process answered with an exception of its own. It still runs; its caller has to decide whether it is
+    usable."""
 
 
 class Replica:
-    """An engine process and the client to it. Built by `build`, in a thread of its own.
+    """An engine process and its client. `build` starts it, with a thread of its own.
 
     Attributes:
-        name: for messages.
-        num_running: requests that were asked and not answered.
-        is_ready: it may be asked.
-        weight_version: of the weights that it has; -1 before the first.
-        died: set once it is gone.
-        num_answers: given since it started.
-        is_asleep: between `sleep` and `wake`.
-        cause: of its death.
+        name: name in messages.
+        num_running: number of requests without an answer yet.
+        is_ready: whether it takes requests.
+        weight_version: version of its weights; -1 before the first.
+        died: set when it is dead.
+        num_answers: number of answers since it started.
+        is_asleep: true between `sleep` and `wake`.
+        cause: cause of its death.
     """
 
     def __init__(self, name: str, served: ServedPolicy, config: VllmConfig, folder: Path) -> None:
@@ -92,7 +93,7 @@ class Replica:
         self._llm: Any = None
 
     async def build(self) -> None:
-        """Start the process, without weights yet. Raises: ActorDied, whatever the reason."""
+        """Start the process, without weights. Raises: ActorDied for any error."""
         self._watch.start()
         try:
             async with self._watch.within(self._config.startup_s):
@@ -104,11 +105,11 @@ class Replica:
             raise self._overdue(f"did not start within startup_s = {self._config.startup_s}") from error
         except ActorDied:
             raise
-        except Exception as error:  # whatever it is, this engine will not be one
+        except Exception as error:  # any error here means that this engine cannot be used
             raise self.note_death(f"could not start: {error}") from error
 
     async def join(self, staged: StagedWeights) -> None:
-        """Take weights, answer once, and be ready. Raises: ActorDied, whatever the reason."""
+        """Take weights, answer a test request, and become ready. Raises: ActorDied for any error."""
         try:
             await self.stage(staged, verify=False)
             await self.apply(staged)
@@ -121,9 +122,9 @@ class Replica:
     async def ask(
         self, request: EngineRequest, sampling: Sampling, max_tokens: int = 1, rules: ReplyRules = NO_RULES
     ) -> Answer:
-        """One answer; cancelling it aborts the request.
+        """Answer one request; cancelling the call aborts the request.
 
-        Raises: ActorDied; EngineFault where it cannot answer this one; ValueError for what vLLM does not take.
+        Raises: ActorDied; EngineFault if it cannot answer this request; ValueError for input that vLLM does not accept.
         """
         name = f"{self.name}-{next(_names)}"
         prompt = engine_input(request, self._layout.features, name)
@@ -152,7 +153,8 @@ class Replica:
         return pooled_answer(last, self._layout) if is_pooling else generated_answer(last)
 
     async def check_health(self) -> None:
-        """Have it sample a token of a real prompt. Raises: ActorFrozen where it does not, in time or at all; killed then."""
+        """Let it sample one token of a real prompt. Raises: ActorFrozen if it fails or takes too long; it is killed
+        then."""
         try:
             async with self._watch.within(self._config.health_timeout_s):
                 await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
@@ -162,9 +164,9 @@ class Replica:
             raise self.note_death(f"gave no token: {error}", frozen=True) from error
 
     async def stage(self, staged: StagedWeights, *, verify: bool) -> list[int]:
-        """Have it map and check new weights; it goes on with the old ones. Gives the CRC-32 that each worker sees.
+        """Let it map and check new weights while it goes on with the old ones. Return the CRC-32 that each worker sees.
 
-        Raises: CheckpointError where they do not fit; ActorDied.
+        Raises: CheckpointError if they do not fit; ActorDied.
         """
         try:
             seen: list[int] = await self._call("stage_weights", (msgspec.msgpack.encode(staged), verify))
@@ -173,7 +175,7 @@ class Replica:
             raise CheckpointError(f"engine {self.name!r} refuses the weights: {error}") from error
 
     async def pause(self, mode: UpdateMode) -> None:
-        """Let nothing begin from now on; what runs ends, is frozen or is aborted. All that was computed is forgotten.
+        """Start no new requests; running ones finish, freeze or are aborted, by `mode`. All caches are cleared.
 
         Raises: ActorDied; EngineFault.
         """
@@ -182,33 +184,33 @@ class Replica:
             return
         vllm_mode = {"keep": "keep", "restart": "abort"}[mode]
         await self._await(self._llm.pause_generation(mode=vllm_mode, clear_cache=mode != "keep"))
-        if mode == "keep":  # there what runs has to be told to begin anew
+        if mode == "keep":  # vLLM has to be told to read the frozen requests again
             await self._await(self._llm.reset_prefix_cache(reset_running_requests=True))
             await self._await(self._llm.reset_encoder_cache())
 
     async def apply(self, staged: StagedWeights) -> None:
-        """Load staged weights. Nothing may be running, nor kept of what older ones computed.
+        """Load staged weights. No request may be running, and no cache of older weights may be left.
 
-        Raises: ActorDied; EngineFault, then it may be half loaded.
+        Raises: ActorDied; EngineFault, and then the weights may be half loaded.
         """
         await self._call("apply_weights", (staged.version,))
         await self._await(self._llm.update_weight_version(str(staged.version)))
         self.weight_version = staged.version
 
     async def resume(self) -> None:
-        """Go on with what waits. Raises: ActorDied; EngineFault."""
+        """Continue with waiting requests. Raises: ActorDied; EngineFault."""
         await self._await(self._llm.resume_generation())
 
     async def checksum(self) -> str:
-        """A digest of the weights it holds, in its kernels' layout. Raises: ActorDied; EngineFault."""
+        """Return a digest of its weights, in the layout of its kernels. Raises: ActorDied; EngineFault."""
         parts = await self._await(self._llm.compute_weight_checksums())
         text = "\n".join(f"{name} {value}" for part in parts for name, value in sorted(part.items()))
         return hashlib.sha256(text.encode()).hexdigest()
 
     async def sleep(self) -> None:
-        """Give the memory of weights and caches back; nothing may be asked until `wake`.
+        """Free the memory of weights and caches; it takes no requests until `wake`.
 
-        Raises: ActorDied, whatever the reason.
+        Raises: ActorDied for any error.
         """
         self.is_ready, self.is_asleep = False, True
         try:
@@ -217,7 +219,7 @@ class Replica:
             raise self.note_death(f"could not go to sleep: {error}", frozen=True) from error
 
     async def wake(self) -> None:
-        """Take memory again; `join` has to follow. Raises: ActorDied, whatever the reason."""
+        """Allocate memory again; call `join` next. Raises: ActorDied for any error."""
         try:
             await self._await(self._llm.wake_up())
         except EngineFault as error:
@@ -225,17 +227,17 @@ class Replica:
         self.is_asleep = False
 
     def note_death(self, cause: str, *, frozen: bool = False) -> ActorDied:
-        """It is not to be used any more; a frozen process is killed, so that nothing of it answers later."""
+        """Mark it as dead and return the error for callers. A frozen process is killed, so that it cannot answer later."""
         if not self.died.is_set():
             self.cause, self.is_ready = cause, False
             self.died.set()
-            self._watch.end()  # vLLM tells those who wait too, but only once it has cleaned up
+            self._watch.end()  # vLLM raises in waiting calls too, but only after its clean-up
         if frozen:
             self._kill()
         return ActorFrozen(self.name, self.pid, cause) if frozen else self.death()
 
     async def close(self) -> None:
-        """End the process, politely if it still listens; give back what the client holds."""
+        """Stop the process, gently if it still responds, and free what the client holds."""
         self.note_death("closed")
         llm, self._llm = self._llm, None
         if llm is not None:
@@ -248,7 +250,7 @@ class Replica:
             self._pidfd = None
 
     def _watch_process(self) -> None:
-        """Know of its end at once, by the descriptor that the kernel makes readable then."""
+        """Report its end at once: the kernel makes the process's descriptor readable then."""
         self._pidfd = os.pidfd_open(self.pid)
 
         def ended() -> None:
@@ -259,7 +261,8 @@ class Replica:
         asyncio.get_running_loop().add_reader(self._pidfd, ended)
 
     def _how_it_ended(self) -> str:
-        """As far as the system still knows; whoever reaps the process first is told alone."""
+        """Describe how it ended, as far as the system still knows: only the first to reap a process gets its exit
+        status."""
         try:
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) if self.pid else None
         except ChildProcessError:
@@ -286,15 +289,15 @@ class Replica:
         return await self._await(self._llm.collective_rpc(method, args=args))
 
     async def _drain(self) -> None:
-        """Wait for the answers that are being given, which may be long ones."""
+        """Wait for running requests to be answered, which may take long."""
         limit_s = self._config.drain_timeout_s
         what = f"what it was answering did not end within drain_timeout_s = {limit_s:g} s; raise it, or take 'keep'"
         await self._await(self._llm.pause_generation(mode="wait", clear_cache=True), limit_s, what)
 
     async def _await(self, call: Awaitable[T], limit_s: float | None = None, too_late: str = "") -> T:
-        """What an engine's own bookkeeping answers, within `update_timeout_s` where no limit is given.
+        """Await an answer of the engine's bookkeeping, within `limit_s`, or `update_timeout_s` if that is None.
 
-        Raises: ActorDied; ActorFrozen past the limit, saying `too_late`; EngineFault.
+        Raises: ActorDied; ActorFrozen past the limit, with the cause `too_late`; EngineFault.
         """
         limit_s = self._config.update_timeout_s if limit_s is None else limit_s
         try:
@@ -304,29 +307,30 @@ class Replica:
             raise self.note_death(self._how_it_ended()) from error
         except TimeoutError as error:
             raise self._overdue(too_late or f"did not answer for {limit_s} s") from error
-        except Exception as error:  # vLLM makes a plain one of whatever the process raised
+        except Exception as error:  # vLLM turns any error of the process into a plain Exception
             raise self._fault(error) from error
 
     def _overdue(self, cause: str) -> ActorDied:
-        """The error after a deadline: the engine's death if it has died, else it is frozen and is killed now."""
+        """Return the error after a missed deadline: the engine's death if it has died; otherwise it counts as frozen and
+        is killed."""
         return self.death() if self.died.is_set() else self.note_death(cause, frozen=True)
 
     def _note_frozen(self, pid: int) -> None:
         self.note_death(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
 
     def _processes(self) -> list[int]:
-        """Pids to look at: the engine's, or until that is known those of all processes started for it."""
+        """Return the processes to watch: the engine's, or, before its id is known, all processes started for it."""
         return [self.pid] if self.pid else self._thread.processes()
 
     def _fault(self, error: BaseException) -> EngineFault:
         return EngineFault(f"engine {self.name!r} (pid {self.pid}) answered with an error: {error}")
 
     def death(self) -> ActorDied:
-        """What whoever asks it from now on is told."""
+        """Return the error that callers get from now on."""
         return ActorDied(self.name, self.pid, self.cause)
 
     def _kill(self) -> None:
-        """By its descriptor: the number may be another process's by now."""
+        """Kill it through its descriptor, because another process may have its number by now."""
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Requests and answers in vLLM's words."""
+"""Conversion of requests and answers to and from vLLM's types."""
 
 import math
 from typing import Any
@@ -23,31 +23,31 @@ from vla_rl.engines.vllm.served import EngineLayout, EngineRequest
 from vla_rl.types import Sampling
 
 POOLING_TASK = "token_classify"
-"""The task whose parameters carry ours to the model's pooler."""
+"""The pooling task whose parameters carry ours to the model's pooler."""
 
 
 class ReplyRules(msgspec.Struct, frozen=True):
-    """What ends a reply, which tokens it may have, and what is reported with it."""
+    """Rules of a reply: what ends it, which tokens are allowed, and what is reported with it."""
 
     stop_tokens: tuple[int, ...] = ()
-    """Tokens that end it."""
+    """Tokens that end the reply."""
 
     stop: tuple[str, ...] = ()
-    """Texts that end it."""
+    """Texts that end the reply."""
 
     grammar: str | None = None
     """Grammar that sampling is restricted to."""
 
     num_alternatives: int = 0
-    """Likeliest tokens reported beside each sampled one."""
+    """Number of likeliest tokens reported beside each sampled one."""
 
 
 NO_RULES = ReplyRules()
-"""For policies over action chunks: a decision has a fixed number of tokens."""
+"""Rules for policies over action chunks, whose decisions have a fixed number of tokens."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What was sampled for one request."""
+    """The tokens sampled for one request."""
 
     tokens: np.ndarray
     """int64 [T]."""
@@ -59,27 +59,27 @@ class Answer(msgspec.Struct, frozen=True):
     """int64 [T]."""
 
     finish_reason: str
-    """`stop`, `length`, or `abort` if the engine gave it up."""
+    """`stop`, `length`, or `abort` if the engine aborted it."""
 
     stopped_by: str | None = None
-    """The stop text that ended it."""
+    """The stop text that ended the reply, if one did."""
 
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """For each token the ids and log-probs of the likeliest ones, if they were asked for."""
+    """Ids and log-probs of the likeliest tokens at each place, if they were requested."""
 
     @property
     def is_aborted(self) -> bool:
-        """An update in the mode `restart` came between."""
+        """Whether a weight update in the mode `restart` aborted the request."""
         return self.finish_reason == "abort"
 
     @property
     def is_mixed(self) -> bool:
-        """Its tokens are not all of one version."""
+        """Whether its tokens have different weight versions."""
         return bool((self.versions != self.versions[:1]).any())
 
 
 def engine_input(request: EngineRequest, modality: str | None, name: str) -> Any:
-    """The prompt; `name` is unique to it, so that no feature is taken from a cache of another."""
+    """Return the prompt in vLLM's form; a `name` of its own keeps vLLM from reusing another request's cached features."""
     if not request.features:
         return tokens_input(request.token_ids)
     assert modality is not None
@@ -93,7 +93,7 @@ def engine_input(request: EngineRequest, modality: str | None, name: str) -> Any
 
 
 def engine_parameters(layout: EngineLayout, sampling: Sampling, max_tokens: int, rules: ReplyRules) -> Any:
-    """How a request is sampled."""
+    """Return vLLM's sampling or pooling parameters of a request."""
     if not sampling.temperature > 0.0:
         raise ValueError(f"Sampling.temperature is {sampling.temperature}, expected > 0; use greedy=True instead.")
     if layout.runner == "pooling":
@@ -115,7 +115,7 @@ def engine_parameters(layout: EngineLayout, sampling: Sampling, max_tokens: int,
 
 
 def pooled_answer(output: Any, layout: EngineLayout) -> Answer:
-    """Of a request to a pooling engine: rows of token index, log-prob and version."""
+    """Read the answer of a pooling engine: rows of token index, log-prob and version."""
     data: Tensor | None = output.outputs.data
     assert layout.allowed_tokens is not None
     if data is None:
@@ -126,7 +126,7 @@ def pooled_answer(output: Any, layout: EngineLayout) -> Answer:
 
 
 def generated_answer(output: Any) -> Answer:
-    """Of a request to a generating engine."""
+    """Read the answer of a generating engine."""
     completion = output.outputs[0]
     tokens = np.array(completion.token_ids, np.int64)
     rows = completion.logprobs or ()
@@ -146,7 +146,7 @@ def generated_answer(output: Any) -> Answer:
 
 
 def _alternatives(row: dict[int, Any]) -> tuple[tuple[int, float], ...]:
-    """Ids and log-probs of the tokens that vLLM noted and that were possible, the likeliest first."""
+    """Return ids and log-probs of the possible tokens that vLLM reported, the likeliest first."""
     ranked = sorted((noted.rank, token, noted.logprob) for token, noted in row.items())
     return tuple((token, log_prob) for _, token, log_prob in ranked if log_prob > -math.inf)
 

@@ -1,10 +1,10 @@
-"""What a vLLM engine needs of a policy family, besides the policy itself.
+"""Methods that a vLLM engine needs from a policy family, besides the policy itself.
 
-    learner's network ─► tensors ─────────────► wire: every weight once, by the names that the engine process loads
+    learner's network ─► tensors ─────────────► every weight once, under the names that the engine process loads
     observation ──► question ─► EngineRequest ──► ids and pictures
     tokens ◄──────────── act, generate
 
-`vla_rl.models.serving.serve` makes one from a policy; a family of your own writes one class with these members.
+`vla_rl.models.serving.serve` makes one from a policy; for your own family, write one class with these members.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from vla_rl.types import Observation
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One question to an engine.
+    """One request to an engine.
 
     Attributes:
-        token_ids: the prompt, with a placeholder wherever a feature goes.
+        token_ids: the prompt, with a placeholder for each feature.
         features: tensors that become embeddings, by the names that the model class reads; images are uint8.
         feature_start: position of the first placeholder.
-        num_features: placeholders in a row; 0 where there are no features.
+        num_features: number of adjacent placeholders; 0 without features.
     """
 
     token_ids: list[int]
@@ -40,14 +40,14 @@ class EngineLayout:
     """How an engine is built for a policy.
 
     Attributes:
-        config: `config.json` of the folder that the engine reads; it holds no weights.
+        config: content of `config.json` in the folder that the engine reads; the folder holds no weights.
         files: other small files of that folder.
         runner: `generate`, token after token, or `pooling`, everything in one pass.
-        context_size: most tokens of a prompt and its answer, features included.
-        num_tokens: tokens of a decision; None where the model says itself when it is done.
-        allowed_tokens: ids that may be sampled; None for all.
-        reuses_prefixes: keep keys and values of prompts that begin alike.
-        features: vLLM's name of what the features are, such as `image`; None where a prompt is text alone.
+        context_size: maximum tokens of a prompt and its answer, features included.
+        num_tokens: number of tokens of a decision; None if the model itself ends its replies.
+        allowed_tokens: ids that may be sampled; None allows all.
+        reuses_prefixes: whether keys and values are reused for prompts that begin alike.
+        features: vLLM's name for the kind of features, such as `image`; None for prompts of text only.
     """
 
     config: Mapping[str, Any]
@@ -61,7 +61,8 @@ class EngineLayout:
 
 
 class ServedPolicy(Protocol):
-    """A policy as vLLM serves it. `tensors` runs on the device lane, the rest on the CPU in any thread."""
+    """A policy in the form that vLLM engines serve. `tensors` runs on the device lane, the rest on the CPU in any
+    thread."""
 
     @property
     def layout(self) -> EngineLayout:
@@ -70,15 +71,15 @@ class ServedPolicy(Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """The learner's weights, which the engine begins with."""
+        """The learner's weights, with which the engine starts."""
         ...
 
     def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
-        """Every weight that acts, adapters merged, by the names of the wire; views where that is possible."""
+        """Return every weight that acts, adapters merged, under the names for the engine process; views if possible."""
         ...
 
     def sample_request(self) -> EngineRequest:
-        """A question that any weights can answer: for health."""
+        """Return a request that any weights can answer, for health checks."""
         ...
 
 
@@ -86,11 +87,11 @@ class ServedActions(ServedPolicy, Protocol):
     """A policy over action chunks."""
 
     def request(self, observation: Observation) -> EngineRequest:
-        """An observation as a question. Raises: ValueError where it is not what the policy expects."""
+        """Turn an observation into a request. Raises: ValueError for an observation that does not suit the policy."""
         ...
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """Tokens int64 [T] to actions float32 [H, D]."""
+        """Convert tokens int64 [T] to actions float32 [H, D]."""
         ...
 
 

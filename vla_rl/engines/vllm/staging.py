@@ -1,6 +1,6 @@
 """Weights in memory that engine processes open: written once, read by every engine.
 
-There are two buffers: while an engine that starts still reads the version of now, the next can be written.
+There are two buffers: the next version can be written while a starting engine still reads the current one.
 """
 
 import zlib
@@ -20,7 +20,7 @@ ALIGNMENT: Final = 64
 
 
 class TensorPlace(msgspec.Struct, frozen=True):
-    """Where one tensor lies."""
+    """Position of one tensor in a buffer."""
 
     name: str
     dtype: str
@@ -29,7 +29,7 @@ class TensorPlace(msgspec.Struct, frozen=True):
 
 
 class StagedWeights(msgspec.Struct, frozen=True):
-    """One version, as engine processes are told of it."""
+    """One version of the weights, as described to engine processes."""
 
     memory: WeightMemory
     version: int
@@ -37,13 +37,13 @@ class StagedWeights(msgspec.Struct, frozen=True):
 
 
 class Stage:
-    """The writing side. Its methods are called by one thread at a time.
+    """The writing side. Call its methods from one thread at a time.
 
     Args:
-        tensors: like those that will be written; names, shapes, dtypes and device are the same from then on.
-        route: whose memory they are written to.
+        tensors: examples of the tensors to be written, which keep their names, shapes, dtypes and device.
+        route: memory that they are written to.
 
-    Raises: ConfigError where the route is `gpu` and the tensors are not on one.
+    Raises: ConfigError if the route is `gpu` and the tensors are not on a GPU.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], route: WeightRoute = "auto") -> None:
@@ -59,7 +59,8 @@ class Stage:
         self._last = 0
 
     def write(self, tensors: Mapping[str, Tensor], version: int, current: StagedWeights | None = None) -> StagedWeights:
-        """Copy a version into the buffer that `current` is not in. Raises: CheckpointError; then nothing was written."""
+        """Copy a version into the buffer that does not hold `current`. Raises: CheckpointError; then nothing was
+        written."""
         self._require_fit(tensors)
         self._last = 1 if self._written[0] is current else 0
         buffer = self._buffers[self._last]
@@ -71,11 +72,11 @@ class Stage:
         return staged
 
     def checksum(self) -> int:
-        """CRC-32 of the bytes that were written last."""
+        """Return the CRC-32 of the bytes that were written last."""
         return checksum_of(self._buffers[self._last].whole)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         for buffer in self._buffers:
             buffer.close()
 
@@ -97,7 +98,7 @@ class Stage:
 
 
 def _buffers_of(tensors: Mapping[str, Tensor], route: WeightRoute) -> Callable[[int], Buffer]:
-    """What makes a buffer of so many bytes."""
+    """Return a function that makes a buffer of a given number of bytes."""
     devices = {tensor.device for tensor in tensors.values()}
     device = devices.pop() if len(devices) == 1 else torch.device("cpu")
     if device.type == "cuda" and route != "host":
@@ -112,7 +113,7 @@ def _buffers_of(tensors: Mapping[str, Tensor], route: WeightRoute) -> Callable[[
 class MappedWeights:
     """The reading side, in an engine process.
 
-    Raises: CheckpointError where the memory cannot be opened, or is smaller than it should be.
+    Raises: CheckpointError if the memory cannot be opened, or is smaller than expected.
     """
 
     def __init__(self, staged: StagedWeights) -> None:
@@ -120,21 +121,21 @@ class MappedWeights:
         self.version, self._places = staged.version, staged.places
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor, as views; they must not be written to."""
+        """Yield name and tensor; the tensors are views and must not be written to."""
         return tensors_in(self._whole, self._places)
 
     def checksum(self) -> int:
-        """CRC-32 of the bytes."""
+        """Return the CRC-32 of the bytes."""
         return checksum_of(self._whole)
 
 
 def checksum_of(whole: Tensor) -> int:
-    """CRC-32 of uint8 [N]."""
+    """Return the CRC-32 of the bytes of a uint8 [N]."""
     return zlib.crc32(whole.cpu().numpy().data)
 
 
 def tensors_in(whole: Tensor, places: tuple[TensorPlace, ...]) -> Iterator[tuple[str, Tensor]]:
-    """Views of the tensors that lie in a buffer, uint8 [N]."""
+    """Yield name and view of each tensor in a buffer, uint8 [N]."""
     for place in places:
         dtype: torch.dtype = getattr(torch, place.dtype)
         num_bytes = int(np.prod(place.shape, dtype=np.int64)) * dtype.itemsize

@@ -1,9 +1,9 @@
-"""The engine process's side of a weight update: from memory that the learner staged into vLLM's own layout.
+"""The engine process's side of a weight update: from memory that the learner staged to vLLM's own layout.
 
     stage_weights (while it generates)  open the memory, check that it is whole
     start, update, finish (paused)      load; what kernels want packed, layer by layer: repack, copy over the old ones
 
-Everything that can be refused is refused in the first step, when nothing has been touched.
+Everything that can be rejected is rejected in the first step, before any weight changes.
 """
 
 import os
@@ -29,23 +29,24 @@ from vla_rl.errors import CheckpointError
 
 @dataclass
 class NoInit(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing has to be agreed on beforehand."""
+    """Empty arguments: the transfer needs no initial handshake."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Which staged version to load."""
+    """Version that has to be loaded."""
 
     version: int
 
 
 class ModelParts:
-    """A model, split by how weights reach it; walking its modules takes longer than loading them, so it is done once.
+    """A model, split by how weights reach it. It is split once, because walking its modules takes longer than loading
+    them.
 
     Attributes:
-        packed: children that hold layers of vLLM's, which keep weights as their kernels want them: reloaded layer by layer.
-        plain: parameters of the rest, such as vision towers, by name: what is loaded into them is written as it is.
-        tied: layers whose packed weight is another's too.
+        packed: children with layers of vLLM, which pack weights for their kernels; they are reloaded layer by layer.
+        plain: parameters of all other children, such as vision towers, by name; loading writes to them directly.
+        tied: layers that share their weight with another layer.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,7 +65,7 @@ class ModelParts:
 
 
 class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """Loads staged weights into the model of this process; registered as the backend `vla_rl`."""
+    """Loads staged weights into the model of this process; registered with vLLM as the backend `vla_rl`."""
 
     init_info_cls = NoInit
     update_info_cls = UpdateInfo
@@ -75,11 +76,11 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     @cached_property
     def parts(self) -> ModelParts:
-        """Of the model that weights are loaded into."""
+        """Parts of the model that weights are loaded into."""
         return ModelParts(self.model)
 
     def stage(self, staged: StagedWeights) -> MappedWeights:
-        """Map a version and check that it is like the first one. Raises: CheckpointError."""
+        """Map a version, and check that its tensors are those of the first version. Raises: CheckpointError."""
         if self.layout is not None and staged.places != self.layout:
             raise CheckpointError("the staged weights are not the tensors that this engine began with")
         mapped = MappedWeights(staged)
@@ -97,22 +98,22 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
         return mapped
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Nothing to do."""
+        """Do nothing: the transfer needs no initial handshake."""
 
     def start_weight_update(self) -> None:
-        """Make the layers whose weights are packed ready to be loaded anew; others are simply written to."""
+        """Prepare the layers with packed weights to be loaded again; other parameters are written to directly."""
         for part in self.parts.packed:
             initialize_layerwise_reload(part)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the staged version. Raises: CheckpointError where another one, or none, is staged."""
+        """Load the staged version. Raises: CheckpointError if another version, or none, is staged."""
         info = self.parse_update_info(update_info)
         self.receive_weights(info)
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """The same without waiting for the device."""
+        """Do the same as `update_weights` without waiting for the device."""
         if self.staged is None or self.staged.version != update_info.version:
             found = "none" if self.staged is None else f"version {self.staged.version}"
             raise CheckpointError(f"{found} is staged, expected version {update_info.version}")
@@ -122,23 +123,23 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
         self.model.load_weights(self._packed)
 
     def finish_weight_update(self) -> None:
-        """Repack what is loaded, and let go of the memory."""
+        """Repack the loaded weights, and release the memory."""
         for part in self.parts.packed:
             finalize_layerwise_reload(part, self.model_config)
-        for head in self.parts.tied:  # a load reaches the embedding alone: the head has a packed copy of older weights
+        for head in self.parts.tied:  # loading changes only the embedding, not the packed head
             head.quant_method.process_weights_after_loading(head)
         assert self.staged is not None
         self.model.weight_version = self.staged.version
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._plain = self._packed = ()
         self.staged = None
 
 
 class WorkerExtension:
-    """Methods that every worker of an engine has besides vLLM's own; called by `collective_rpc`."""
+    """Methods of every worker of an engine in addition to vLLM's own; called through `collective_rpc`."""
 
     weight_transfer_engine: StagedTransfer
     start_weight_update: Callable[[], None]
@@ -146,16 +147,17 @@ class WorkerExtension:
     finish_weight_update: Callable[[], None]
 
     def stage_weights(self, staged: bytes, verify: bool) -> int:
-        """Check and map a version, `StagedWeights` as msgpack; gives the CRC-32 of what this process sees, if asked for."""
+        """Check and map a version, `StagedWeights` as msgpack; return the CRC-32 that this process sees, if `verify` is
+        set."""
         mapped = self.weight_transfer_engine.stage(msgspec.msgpack.decode(staged, type=StagedWeights))
         return mapped.checksum() if verify else 0
 
     def apply_weights(self, version: int) -> None:
-        """Load the staged version, in one call: between its steps nothing may be asked."""
+        """Load the staged version in one call, because nothing may be computed between its steps."""
         self.start_weight_update()
         self.update_weights({"version": version})
         self.finish_weight_update()
 
     def process_id(self) -> int:
-        """Of this process, whose death is the engine's."""
+        """Return the id of this process, with which the engine dies."""
         return os.getpid()

@@ -1,4 +1,4 @@
-"""A watch over the processes of one engine, and the deadlines of those that wait for it."""
+"""Watch over the processes of one engine, and the deadlines of callers that wait for it."""
 
 import asyncio
 import contextlib
@@ -10,22 +10,22 @@ from vla_rl.actors.heartbeat import Heartbeat, ObservedTime, ProcessState
 from vla_rl.actors.process_state import find_stopped
 
 LOOK_EVERY_S: Final = 0.25
-"""A look costs about 20 µs and asks nothing of the process."""
+"""Seconds between two looks. A look costs about 20 µs and does not involve the process."""
 
 STOPPED_AFTER_S: Final = 1.5
-"""Seconds for which a process is stopped before it counts as frozen. Job managers stop and resume the processes of a job
-one after another, which takes less."""
+"""Seconds after which a stopped process counts as frozen. Job managers stop and resume the processes of a job one after
+another, which takes less."""
 
 
 class EngineWatch:
-    """Looks at an engine's processes from the running loop, between `start` and `end`.
+    """Checks an engine's processes from the running loop, between `start` and `end`.
 
     Deadlines count the time in which this process itself ran (`ObservedTime`). So after Ctrl-Z and `fg`, or on an
-    overloaded machine, no engine is late that could not run either.
+    overloaded machine, an engine that could not run either does not count as late.
 
     Args:
-        processes: gives the pids to look at.
-        on_frozen: called with a pid that was stopped for `STOPPED_AFTER_S`; it ends the watch.
+        processes: returns the ids of the processes to check.
+        on_frozen: called with the id of a process that was stopped for `STOPPED_AFTER_S`; this ends the watch.
     """
 
     def __init__(self, processes: Callable[[], Iterable[int]], on_frozen: Callable[[int], None]) -> None:
@@ -37,11 +37,11 @@ class EngineWatch:
         self._has_ended = False
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
     def end(self) -> None:
-        """Stop looking; everything that waits within a deadline has reached it."""
+        """Stop checking; all waiting blocks time out at once."""
         self._has_ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -51,7 +51,8 @@ class EngineWatch:
 
     @contextlib.asynccontextmanager
     async def within(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Limit the block to `limit_s` of that time, if any, and to the end of the watch. See `asyncio.timeout`."""
+        """Limit the block to `limit_s` seconds in which this process ran, if given, and to the end of the watch. See
+        `asyncio.timeout`."""
         self._time.pass_time(asyncio.get_running_loop().time())
         async with asyncio.timeout(None) as timeout:
             self._deadlines[timeout] = math.inf if limit_s is None else self._time.total_s + limit_s

@@ -1,8 +1,8 @@
-"""Memory that engine processes open, and how they are told of it: the host's, or that of a GPU.
+"""Memory that engine processes open, on the host or on a GPU, and its description for these processes.
 
-HostBuffer ─► HostMemory ─┐                    a path to a descriptor of ours, which needs no name in any folder
+HostBuffer ─► HostMemory ─┐                    a path to our file descriptor; no named file is needed
                           ├─ msgpack ─► opened ─► uint8 [num_bytes]
-GpuBuffer  ─► GpuMemory  ─┘                    a CUDA IPC handle: plain bytes, and the GPU they belong to
+GpuBuffer  ─► GpuMemory  ─┘                    a CUDA IPC handle: plain bytes, and the GPU that they are for
 """
 
 import mmap
@@ -20,14 +20,15 @@ from vla_rl.errors import CheckpointError
 
 
 class HostMemory(msgspec.Struct, frozen=True, tag="host"):
-    """Bytes behind a file descriptor of another process."""
+    """Memory behind a file descriptor of another process."""
 
     path: str
     num_bytes: int
 
 
 class GpuMemory(msgspec.Struct, frozen=True, tag="gpu"):
-    """Bytes that another process allocated on a GPU. `gpu` is its UUID, the rest what CUDA and torch need to open them."""
+    """Memory that another process allocated on a GPU. `gpu` is the GPU's UUID; CUDA and torch need the rest to open the
+    memory."""
 
     gpu: str
     num_bytes: int
@@ -44,7 +45,7 @@ WeightMemory: TypeAlias = HostMemory | GpuMemory
 
 
 class Buffer(Protocol):
-    """Memory of this process that others may open.
+    """Memory of this process that other processes may open.
 
     Attributes:
         whole: all of it, uint8 [num_bytes].
@@ -53,16 +54,16 @@ class Buffer(Protocol):
     whole: Tensor
 
     def shared(self) -> WeightMemory:
-        """What others open it by, once what was written before is there."""
+        """Return the description with which others open it, after all earlier writes have finished."""
         ...
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         ...
 
 
 class HostBuffer:
-    """Memory of the host, gone with this process: a kill leaves nothing behind. See `Buffer`."""
+    """Memory of the host, freed with this process: a kill leaves nothing behind. See `Buffer`."""
 
     def __init__(self, num_bytes: int) -> None:
         descriptor = os.memfd_create("vla_rl_weights", os.MFD_CLOEXEC)
@@ -72,18 +73,19 @@ class HostBuffer:
         self.whole = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
 
     def shared(self) -> HostMemory:
-        """The path to our descriptor."""
+        """Return the path to the file descriptor."""
         return self._memory
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
         self._release()
 
 
 class GpuBuffer:
-    """Memory of a GPU, which engines on the same host open by CUDA IPC. See `Buffer`.
+    """Memory of a GPU, which engines on the same host open through CUDA IPC. See `Buffer`.
 
-    torch counts who has opened it in a small file of shared memory; a killed learner can leave that file behind.
+    torch counts the processes that have opened it in a small file of shared memory; a killed learner can leave that file
+    behind.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
@@ -96,12 +98,12 @@ class GpuBuffer:
         )
 
     def shared(self) -> GpuMemory:
-        """A handle of it, the same each time."""
+        """Return its handle, the same each time."""
         torch.cuda.synchronize(self.whole.device)
         return self._memory
 
     def close(self) -> None:
-        """Give the memory back, whether or not engines that were killed had let go of it."""
+        """Free the memory, whether or not killed engines had released it."""
         if len(self.whole):
             memory = self._memory
             torch.UntypedStorage._release_ipc_counter_cuda(memory.counter, memory.counter_offset)
@@ -109,9 +111,9 @@ class GpuBuffer:
 
 
 def opened(memory: WeightMemory) -> Tensor:
-    """The bytes, uint8 [num_bytes]; they must not be written to.
+    """Open memory and return its bytes, uint8 [num_bytes], which must not be written to.
 
-    Raises: CheckpointError where they cannot be opened, or are fewer than they should be.
+    Raises: CheckpointError if the memory cannot be opened, or is smaller than expected.
     """
     return _opened_on_host(memory) if isinstance(memory, HostMemory) else _opened_on_gpu(memory)
 
@@ -125,14 +127,14 @@ def _opened_on_host(memory: HostMemory) -> Tensor:
         size = os.fstat(descriptor).st_size
         if size < memory.num_bytes:
             raise CheckpointError(f"the staged weights have {size} bytes, expected {memory.num_bytes}")
-        # private and writable, because torch takes no read-only memory; nobody writes
+        # private and writable, because torch does not accept read-only memory; it is never written to
         mapped = mmap.mmap(descriptor, memory.num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(descriptor)
     return torch.frombuffer(mapped, dtype=torch.uint8)
 
 
-@lru_cache(maxsize=2)  # the sender's two buffers
+@lru_cache(maxsize=2)  # one entry for each of the sender's two buffers
 def _opened_on_gpu(memory: GpuMemory) -> Tensor:
     found = {str(torch.cuda.get_device_properties(index).uuid): index for index in range(torch.cuda.device_count())}
     if memory.gpu not in found:
