@@ -1,12 +1,12 @@
-"""Who updates the weights: learners, critics, the optimizer, and checkpoints of all that a run goes on from.
+"""Learning: learners, critics and the optimizer, which update weights, and checkpoints, from which a run continues.
 
 learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
-team           several policies that learn in one run, jointly or by turns
+team           several policies that learn in one run, together or in turns
 critic         `Critic`: values; scoring: `Reference`, the frozen policy of a KL term
 rows           decisions of an update as rows of tokens; decisions: those rows as padded tensors
-checkpoint     everything that a run goes on from, whole or not at all
+checkpoint     all state of a run, written completely or not at all
 
-Configurations import in an instant; the rest imports torch when it is first asked for.
+Importing the configurations does not import torch; the other names do when they are first used.
 """
 
 from importlib import import_module

@@ -1,13 +1,13 @@
-"""Checkpoints of a run: the policy, its optimizer, random states, and whatever else the caller has to go on from.
+"""Checkpoints of a run: the policy, its optimizer, random states, and all other state that the caller needs to continue.
 
     <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a policy's checkpoint
-                         optimizer.safetensors, rng.safetensors, critic.safetensors (where there is a critic)
-                         agents/<name>/{policy, optimizer, ...}          instead of both, where several policies learn
+                         optimizer.safetensors, rng.safetensors, critic.safetensors (with a critic)
+                         agents/<name>/{policy, optimizer, ...}          instead of both, if several policies learn
                          parts/<name>.msgpack                            data cursor, buffered groups, ...
-                         metrics.jsonl                                   lines of metrics that found no other place
-                         manifest.json                                   written last: without it, not a checkpoint
+                         metrics.jsonl                                   lines of metrics without another place
+                         manifest.json                                   written last: a folder without it is no checkpoint
 
-They appear whole or not at all (`atomic_folder`), hold no pickle, and are checked byte by byte before they are used.
+Checkpoints appear complete or not at all (`atomic_folder`), contain no pickle, and are verified byte by byte before use.
 """
 
 import asyncio
@@ -46,28 +46,30 @@ RNG_TENSORS: Final = "rng.safetensors"
 CRITIC_TENSORS: Final = "critic.safetensors"
 METRICS: Final = "metrics.jsonl"
 MARGIN_BYTES: Final = 1 << 20
-"""Room for headers and the manifest, beyond the data itself."""
+"""Bytes reserved for headers and the manifest, beyond the data itself."""
 
 _PART_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Checkpoint:
-    """A whole, verified checkpoint on disk."""
+    """A complete, verified checkpoint on disk."""
 
     def __init__(
         self, folder: Path, state: TrainingState | TeamState, part_names: frozenset[str], metrics: bytes = b""
     ) -> None:
         self.folder, self.state, self.part_names = folder, state, part_names
         self.metrics = metrics
-        """Lines of metrics that the run's own file had no place for when the checkpoint was written."""
+        """Lines of metrics stored with the checkpoint, because the run's own file had no place for them."""
 
     @property
     def policy_folder(self) -> Path:
-        """The policy alone, in its family's own layout; of several, see `agents/<name>/policy` in the folder."""
+        """Folder of the policy alone, in its family's own layout; for several policies see `agents/<name>/policy` in
+        `folder`."""
         return self.folder / "policy"
 
     def part(self, name: str, type: type[T]) -> T:
-        """A part that was handed to `save_checkpoint`. Raises: CheckpointError where it is not there, or no `type`."""
+        """Read a part that was given to `save_checkpoint`. Raises: CheckpointError if it is missing, or not of this
+        `type`."""
         if name not in self.part_names:
             raise CheckpointError(f"{self.folder} has no part {name!r}; it has {sorted(self.part_names)}.")
         try:
@@ -77,31 +79,32 @@ class Checkpoint:
 
 
 class PreparedCheckpoint:
-    """A checkpoint that is written and synced, and that no reader finds before `commit`."""
+    """A checkpoint that is written and synced, but invisible to readers before `commit`."""
 
     def __init__(self, writer: FolderWriter) -> None:
         self._writer = writer
 
     async def commit(self, *, keep_last: int | None = None, metrics: bytes = b"") -> Path:
-        """Let it appear, and return its folder; then remove all but the newest `keep_last`.
+        """Make it visible, and return its folder; then remove all but the newest `keep_last` checkpoints.
 
         Args:
-            keep_last: how many stay; None keeps all.
+            keep_last: number of checkpoints to keep; None keeps all.
             metrics: lines of metrics to store with it, because the run's own file has no place for them.
 
-        Raises: CheckpointError if it could not be written; nothing of it stays.
+        Raises: CheckpointError if it could not be written; then nothing of it is left.
         """
         return await run_to_its_end(_commit, self._writer, keep_last, metrics)
 
     async def discard(self) -> None:
-        """Remove it, unless it was committed."""
+        """Remove the checkpoint, unless it was committed."""
         await run_to_its_end(self._writer.discard)
 
 
 async def prepare_checkpoint(
     root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]
 ) -> PreparedCheckpoint:
-    """Write a checkpoint off the loop, up to the step that lets it appear. Arguments and errors as of `save_checkpoint`."""
+    """Write a checkpoint off the event loop, up to the step that makes it visible. Arguments and errors as in
+    `save_checkpoint`."""
     _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
     writing = asyncio.ensure_future(asyncio.to_thread(_prepare, root, state, parts))
     try:
@@ -115,14 +118,15 @@ async def prepare_checkpoint(
 async def save_checkpoint(
     root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], *, keep_last: int | None = None
 ) -> Path:
-    """Write a checkpoint off the loop and return its folder; then remove all but the newest `keep_last`.
+    """Write a checkpoint off the event loop and return its folder; then remove all but the newest `keep_last`
+    checkpoints.
 
-    `root` belongs to one run: what an earlier crash left half-written there is removed first.
-    `parts` are packed in a thread: hand over values that nobody changes until this returns, such as frozen structs.
-    A version that was saved before is saved beside it, under `update-000012-1`, and counts as newer.
+    `root` belongs to one run: files that an earlier crash left half-written there are removed first. `parts` are packed in
+    a thread: pass values that do not change until this returns, such as frozen structs. If the version was saved before,
+    the new checkpoint is written beside the old one, as `update-000012-1`, and counts as newer.
 
-    Raises: CheckpointError if it could not be written (a full disk, say): older checkpoints stay, nothing half-written
-        shows. TypeError for a part that cannot be packed.
+    Raises: CheckpointError if it could not be written, for example on a full disk: older checkpoints stay, and nothing
+    half-written is visible. TypeError for a part that cannot be packed.
     """
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}, expected at least 1, or None to keep all.")
@@ -131,12 +135,13 @@ async def save_checkpoint(
 
 
 async def load_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and read a checkpoint off the loop. Raises: CheckpointError if it is half-written, damaged or renamed."""
+    """Verify and read a checkpoint off the event loop. Raises: CheckpointError if it is half-written, damaged or
+    renamed."""
     return await run_to_its_end(_load, folder)
 
 
 async def verify_checkpoint(folder: Path) -> int:
-    """Check every byte of a checkpoint off the loop, and give its weight version. Raises: as `load_checkpoint`."""
+    """Check every byte of a checkpoint off the event loop, and return its weight version. Raises: as `load_checkpoint`."""
     return (await run_to_its_end(_verified, folder))[0].weight_version
 
 
@@ -226,7 +231,7 @@ def _load(folder: Path) -> Checkpoint:
 
 
 def _read(folder: Path, entries: Collection[str], header: CheckpointHeader, below: str) -> TrainingState:
-    """One policy and what belongs to it, from a subfolder (or "")."""
+    """Read one policy and its other state from a subfolder (or "")."""
     start = f"{below}policy/"
     files = [name for name in entries if name.startswith(start) and name != f"{below}{POLICY_TENSORS}"]
     return TrainingState(
@@ -239,7 +244,7 @@ def _read(folder: Path, entries: Collection[str], header: CheckpointHeader, belo
 
 
 def _by_folder(state: TrainingState | TeamState) -> dict[str, TrainingState]:
-    """Each policy by the subfolder that it is written to; one alone has none."""
+    """Return each policy's state by the subfolder that it is written to; a single policy has none."""
     if isinstance(state, TrainingState):
         return {"": state}
     return {_agent_folder(name): each for name, each in state.members.items()}

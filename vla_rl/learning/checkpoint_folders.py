@@ -1,8 +1,8 @@
-"""Folders of a run that are checkpoints: their names, the newest, those that are removed and those that are left alone.
+"""Names of checkpoint folders: find the newest, remove old ones, and leave others alone.
 
-update-000012          a checkpoint; update-000012-1 is of the same update, and newer
+update-000012          a checkpoint; update-000012-1 is a newer one of the same update
 .writing-update-...    half-written
-aside-update-000015    newer than the one that a resumed run went on from
+aside-update-000015    newer than the checkpoint from which a run was resumed
 """
 
 import logging
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 HEADER: Final = "checkpoint.json"
 
 _REMOVING: Final = threading.Lock()
-"""Held while folders are removed: one checkpoint is pruned while the next is prepared, and a folder that is half removed
-looks as a crash leaves it."""
+"""Held while folders are removed. One checkpoint is pruned while the next is prepared, and a half-removed folder looks
+like one that a crash left."""
 
 _NAME: Final = re.compile(r"update-(\d{6,})(?:-(\d+))?")
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The update and the agents that a checkpoint is of."""
+    """Update and agents of a checkpoint."""
 
     format: int
     weight_version: int
@@ -41,24 +41,24 @@ def read_header(folder: Path) -> CheckpointHeader:
     """Read the header of a checkpoint. Raises: CheckpointError."""
     try:
         return msgspec.json.decode((folder / HEADER).read_bytes(), type=CheckpointHeader)
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or bytes that are no text
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not text
         raise CheckpointError(f"{folder / HEADER} cannot be read: {error}; the checkpoint is damaged.") from error
 
 
 def update_in_name(folder: Path) -> int | None:
-    """The update that a folder is named for; None for another kind of name."""
+    """Return the update that a folder is named for; None for any other name."""
     match = _NAME.fullmatch(folder.name)
     return None if match is None else int(match[1])
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """Completed checkpoints below `root`, oldest first; half-written and renamed ones are not among them."""
+    """Return the completed checkpoints below `root`, oldest first, without half-written and renamed ones."""
     renamed = renamed_checkpoints(root)
     return [folder for folder in _completed(root) if folder not in renamed]
 
 
 def newest_name(root: Path) -> str:
-    """The newest completed checkpoint in words, for a message that has to be given whatever the disk does."""
+    """Describe the newest completed checkpoint for an error message; this works even if the disk cannot be read."""
     try:
         newest = latest_checkpoint(root)
     except OSError as error:
@@ -67,24 +67,25 @@ def newest_name(root: Path) -> str:
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """The newest completed checkpoint below `root`, or None."""
+    """Return the newest completed checkpoint below `root`, or None."""
     checkpoints = list_checkpoints(root)
     return checkpoints[-1] if checkpoints else None
 
 
 def renamed_checkpoints(root: Path) -> dict[Path, int]:
-    """Folders below `root` that are named for another update than their header says, with the header's.
+    """Return the folders below `root` whose name and header disagree about the update, with the update of the header.
 
-    They are neither newest nor counted among those to keep, and are never removed.
+    They never count as the newest or as checkpoints to keep, and are never removed.
     """
     versions = {folder: _version_in(folder) for folder in _completed(root)}
     return {folder: version for folder, version in versions.items() if version not in (None, _age(folder)[0])}
 
 
 def set_aside_after(root: Path, folder: Path) -> list[Path]:
-    """Rename the checkpoints below `root` that are newer than `folder`, so that a run can go on from it; gives new names.
+    """Rename the checkpoints below `root` that are newer than `folder`, so that a run can resume from it; return the new
+    names.
 
-    They keep their content, are no longer found, and are never removed. Raises: CheckpointError.
+    They keep their content, but are no longer found or removed. Raises: CheckpointError.
     """
     moved = []
     for newer in [each for each in list_checkpoints(root) if _age(each) > _age(folder)]:
@@ -101,7 +102,7 @@ def set_aside_after(root: Path, folder: Path) -> list[Path]:
 
 
 def free_name(root: Path, weight_version: int) -> Path:
-    """A name that no checkpoint of this update has yet."""
+    """Return a name that no checkpoint of this update has."""
     name = f"update-{weight_version:06d}"
     folder, again = root / name, 0
     while folder.exists():
@@ -111,7 +112,7 @@ def free_name(root: Path, weight_version: int) -> Path:
 
 
 def remove_what_a_crash_left(root: Path) -> None:
-    """Remove what was half-written or half-removed when a process died."""
+    """Remove folders that were half-written or half-removed when a process died."""
     with _REMOVING:
         for path in root.iterdir() if root.is_dir() else ():
             is_unfinished = is_left_over(path) and "update-" in path.name
@@ -121,11 +122,11 @@ def remove_what_a_crash_left(root: Path) -> None:
 
 
 def prune(root: Path, keep_last: int) -> None:
-    """Remove all but the newest; what cannot be removed costs room, and not the run."""
+    """Remove all but the newest checkpoints; a failure to remove one is logged and does not end the run."""
     try:
         with _REMOVING:
             for old in list_checkpoints(root)[:-keep_last]:
-                # first unmade, then deleted: a crash in between leaves something that is not taken for a checkpoint
+                # unmade first, then deleted: what a crash in between leaves is not mistaken for a checkpoint
                 (old / MANIFEST).unlink()
                 shutil.rmtree(old)
     except OSError as error:
@@ -133,13 +134,13 @@ def prune(root: Path, keep_last: int) -> None:
 
 
 def _completed(root: Path) -> list[Path]:
-    """Folders with a checkpoint's name and a manifest, oldest first by their names."""
+    """Return the folders with a checkpoint's name and a manifest, ordered by name, oldest first."""
     folders = root.iterdir() if root.is_dir() else ()
     return sorted((path for path in folders if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()), key=_age)
 
 
 def _version_in(folder: Path) -> int | None:
-    """The update that a checkpoint's header names; None if it cannot be read, which loading it reports."""
+    """Return the update in a checkpoint's header; None if it cannot be read, which loading it reports."""
     try:
         return read_header(folder).weight_version
     except CheckpointError:

@@ -1,11 +1,11 @@
-"""The critic: how much reward is still to come, from what the policy makes of an observation.
+"""The critic: it estimates the return that is still to come from the policy's features of an observation.
 
     observations ─► trunk ─► features [B, F] ─► value head ─► V [B]
                       │
                       ├── trunk="shared"  the policy's own, behind a stop-gradient: costs no memory, never moves the policy
                       └── trunk="own"     a copy of the policy's at the start, trained along with the head
 
-Values are in units of `value_scale`, so that the head and its loss work with numbers of order one.
+The head predicts in units of `value_scale`, so that head and loss work with numbers of order one.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ Rows: TypeAlias = tuple[tuple[Observation, ...], Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Judged:
-    """Values of one trajectory.
+    """A critic's values of one trajectory.
 
     Attributes:
-        values: float32 [decisions], of what was seen before each decision.
-        bootstrap: of what was seen last; 0 where the task itself ended the episode, as nothing more was to come.
+        values: float32 [decisions], the value of the observation before each decision.
+        bootstrap: value of the last observation; 0 if the task itself ended the episode, because no reward can follow.
     """
 
     values: np.ndarray
@@ -48,7 +48,8 @@ class Judged:
 
 
 class ValueHead(nn.Module):
-    """One hidden layer; its first values are exactly 0, so that they say nothing before anything was learnt."""
+    """Value head with one hidden layer. Its first values are exactly 0, so that an untrained critic changes no
+    advantage."""
 
     def __init__(self, feature_size: int, hidden: int) -> None:
         super().__init__()
@@ -57,19 +58,19 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, F] to [B]."""
+        """Map features [B, F] to values [B]."""
         values: Tensor = self.out(torch.tanh(self.hidden(features.float())))[:, 0]
         return values
 
 
 class Critic:
-    """Judges observations of a policy's episodes, and learns from the returns that followed.
+    """Estimates values in a policy's episodes, and is trained on the returns that followed.
 
     Args:
-        model: the policy, whose trunk is shared or copied.
-        lane: computes.
+        model: the policy whose trunk is shared or copied.
+        lane: runs the trunk and the head.
         config: trunk, loss and optimizer.
-        seed: of the head's first weights and of the order of the mini-batches.
+        seed: seed of the head's initial weights and of the order of the mini-batches.
     """
 
     def __init__(self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int) -> None:
@@ -90,9 +91,10 @@ class Critic:
         self._turn = asyncio.Lock()
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
-        """Values of every decision of every trajectory, and of the last observation if a time limit ended it.
+        """Compute the values of all decisions of all trajectories, and of the last observation if a time limit ended the
+        episode.
 
-        Raises: ValueError for a value that is not finite, naming its episode and decision.
+        Raises: ValueError, naming episode and decision, for a value that is not finite.
         """
         seen: list[Observation] = []
         for trajectory in trajectories:
@@ -120,15 +122,15 @@ class Critic:
         """Fit the values to the returns.
 
         Args:
-            trajectories: played episodes.
-            judged: their values before this update, for the clipping and the explained variance.
-            returns: float [decisions] for each trajectory, what the values should have been.
-            number: of the run's update. One that it learnt from before, as where a run was stopped before its policy
-                learnt and resumed, is left out. None: the next one.
+            trajectories: recorded episodes.
+            judged: their values before this update, for clipping and explained variance.
+            returns: float [decisions] for each trajectory, the targets of the values.
+            number: number of the run's update. An update that the critic has already made is skipped: a run may have been
+                stopped between the critic's and the policy's update. None: the next number.
 
         Returns: metrics by path. `critic/value_mean`, `critic/return_mean` (both in units of reward) and
-        `critic/explained_variance`, 1 - Var(returns - values) / Var(returns), are of the values that the advantages were
-        made with; `critic/loss` and `critic/value_clip_fraction` are of the optimizer steps.
+        `critic/explained_variance`, 1 - Var(returns - values) / Var(returns), describe the values that the advantages were
+        computed with; `critic/loss` and `critic/value_clip_fraction` describe the optimizer steps.
         Raises: ValueError for returns or values that do not fit or are not finite.
         """
         require_returns(trajectories, returns)
@@ -166,17 +168,17 @@ class Critic:
         }
 
     async def snapshot(self) -> dict[str, Tensor]:
-        """A copy of everything that the next update depends on, by name, on the CPU."""
+        """Copy all state that the next update depends on to the CPU, by name."""
         async with self._turn:
             return await self._lane.run(self._copied, work="checkpoint")
 
     async def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a snapshot. Raises: CheckpointError where it is another critic's."""
+        """Continue from a snapshot. Raises: CheckpointError if it is not of this critic."""
         async with self._turn:
             await self._lane.run(self._load, tensors, work="checkpoint")
 
     def _minibatches(self, sequence: Tensor, number: int) -> list[Tensor]:
-        """Rows of each optimizer step; a trajectory is never split between two."""
+        """Return the rows of each optimizer step; a trajectory is never split between two steps."""
         num_trajectories = int(sequence[-1]) + 1
         size = self._config.minibatch_trajectories or num_trajectories
         minibatches = []
@@ -194,7 +196,7 @@ class Critic:
             return self._predict(batch).cpu()
 
     def _predict(self, batch: Any) -> Tensor:
-        """Values float32 [B] in units of `value_scale`, with a gradient to what is trained."""
+        """Compute values, float32 [B], in units of `value_scale`, with a gradient for the trained parameters."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._config.trunk == "own"):
             features = self._trunk.features(batch)
         expected = self._head.hidden.in_features
@@ -232,7 +234,7 @@ class Critic:
 
 
 def is_cut_off(trajectory: Trajectory) -> bool:
-    """Whether the world went on after the last observation, so that its value belongs to the return."""
+    """Return whether the world went on after the last observation, so that its value belongs to the return."""
     return trajectory.stop_reason.is_cut_off
 
 
@@ -251,5 +253,5 @@ def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _num_read(observations: Sequence[Observation]) -> Tensor:
-    """int64 [N], tokens of each one's prompt; 1 where there is none."""
+    """Return the number of prompt tokens of each observation, int64 [N]; 1 for an observation without a prompt."""
     return torch.tensor([len(observation.get("prompt_tokens", (0,))) for observation in observations])

@@ -1,7 +1,7 @@
-"""The rows of an update: what was decided in its episodes, and nothing else.
+"""The rows of an update: exactly the decisions of its episodes.
 
-Legend: N rows, T tokens a row. A row is one decision, or the turns of a conversation that fit together (`rows`). Rows after
-the end of an episode do not exist, and the tokens of control steps that did not run are masked, so the mask ends at the
+Legend: N rows, T tokens a row. A row is one decision, or the turns of a conversation that can be joined (`rows`). There are
+no rows after the end of an episode, and the tokens of control steps that did not run are masked, so the mask ends at the
 exact control step that ended the episode. Replies of different lengths are padded on the right, and the padding is masked.
 """
 
@@ -32,26 +32,27 @@ class Decisions:
     """Columns of N rows.
 
     Attributes:
-        observations: what the policy saw; frames are uint8 still.
-        tokens: int64 [N, T], what it chose, `NO_TOKEN` beyond a row's end; float32 from a policy that chooses numbers.
+        observations: observations of the policy; frames are still uint8.
+        tokens: int64 [N, T], the chosen tokens, `NO_TOKEN` beyond a row's end; float32 from a policy that chooses numbers.
         behavior_log_prob: float32 [N, T], under the weights that acted.
         mask: bool [N, T], True where the policy chose the token and its control step ran.
-        advantage: float32 [N, T], or [N, 1] where every row has one number.
-        temperature: float32 [N], at which the tokens were sampled.
+        advantage: float32 [N, T], or [N, 1] if every row has one number.
+        temperature: float32 [N], the sampling temperature of the tokens.
         sequence: int64 [N], index of the trajectory.
-        weight_version: int64 [N, T], of the weights that chose each token, or [N, 1] where no row has two.
-        num_tokens: int64 [N], tokens of the row, without padding.
-        num_read: int64 [N], tokens that a forward pass reads for it: those, and its prompt's where it has one.
-        spans: for each row where the tokens of its decisions stand.
-        proximal_log_prob: float32 [N, T], under the learner's weights before the update; None where no one asked.
-        reference_log_prob: float32 [N, T], under the frozen reference policy; None where there is none.
+        weight_version: int64 [N, T], version of the weights that chose each token, or [N, 1] if no row has two versions.
+        num_tokens: int64 [N], number of tokens of the row, without padding.
+        num_read: int64 [N], number of tokens that a forward pass reads for the row: its own, and those of its prompt if it
+            has one.
+        spans: for each row, the positions of the tokens of its decisions.
+        proximal_log_prob: float32 [N, T], under the learner's weights before the update; None unless the loss needs it.
+        reference_log_prob: float32 [N, T], under the frozen reference policy; None without a reference.
         sequence_log_ratio: float32 [N, 1], mean log-ratio over the row's whole trajectory; None unless the loss needs it.
         sequence_drift: float32 [N, 1], mean of the engine's log-prob minus the current one over the row's whole trajectory;
             None unless the loss needs it.
         correction_weight: float32 [N, T], weights of the engine correction or of decoupled_ppo over the whole update; None
             if the loss has none.
-        chosen_tokens: bool [N, T], what the loss chose among the whole mini-batch; None where no one asked.
-        action_tokens: tokens of one control step.
+        chosen_tokens: bool [N, T], tokens that the loss chose from the whole mini-batch; None unless the loss needs it.
+        action_tokens: number of tokens of one control step.
     """
 
     observations: tuple[Observation, ...]
@@ -78,16 +79,16 @@ class Decisions:
 
     @property
     def num_trajectories(self) -> int:
-        """Trajectories that the rows are from."""
+        """Number of trajectories of the rows."""
         return int(self.sequence[-1]) + 1
 
     @property
     def num_decisions(self) -> int:
-        """Decisions in all rows together."""
+        """Number of decisions in all rows."""
         return sum(len(spans) for spans in self.spans)
 
     def rows(self, index: Tensor) -> "Decisions":
-        """Some of the rows, int64 [M], in that order, without columns that are padding in all of them."""
+        """Select rows, int64 [M], in the given order, and drop columns that are padding in all of them."""
         chosen = index.tolist()
         full = self.mask.shape[1]
         width = int(self.num_tokens[index].max()) if chosen else full
@@ -103,12 +104,13 @@ class Decisions:
         )
 
     def on(self, device: torch.device) -> "Decisions":
-        """The same rows with their columns on a device; observations stay where they are."""
+        """Copy the columns to a device; observations stay where they are."""
         columns: Any = {name: column.to(device) for name, column in self._columns()}
         return replace(self, **columns)
 
     def by_decision(self, values: Tensor) -> list[np.ndarray]:
-        """[N, T] on the CPU, such as log-probs, cut into the tokens of each decision, in order of the decisions."""
+        """Split values on the CPU, [N, T], such as log-probs, into the tokens of each decision, in the order of the
+        decisions."""
         found: dict[int, np.ndarray] = {}
         for row, spans in zip(values.numpy(), self.spans, strict=True):
             found |= {span.decision: row[span.start : span.stop] for span in spans}
@@ -127,7 +129,7 @@ def decisions_of(
     """Flatten trajectories, in order.
 
     Args:
-        trajectories: episodes with at least one decision between them.
+        trajectories: episodes that together have at least one decision.
         advantages: one for each trajectory.
         reference_log_probs: for each trajectory float32 [T] of each decision, or None.
 
@@ -171,7 +173,8 @@ def decisions_of(
 
 
 def _action_tokens(trajectories: Sequence[Trajectory]) -> int:
-    """Tokens of one control step; of replies, which are one step of any length, each token counts by itself."""
+    """Return the tokens per control step: 1 for replies, which are one step of any length, so that each token counts
+    alone."""
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     if any("prompt_tokens" in step.observation for step in steps):
         return 1
@@ -180,7 +183,7 @@ def _action_tokens(trajectories: Sequence[Trajectory]) -> int:
 
 
 def _require_one_length(rows: Sequence[Row]) -> None:
-    """Only what follows prompts of tokens may have any length."""
+    """Raise ValueError if chunks differ in length; only rows that follow prompts of tokens may."""
     shapes = {part.shape for row in rows for part in row.tokens}
     if len(shapes) > 1 and not all("prompt_tokens" in row.observation for row in rows):
         raise ValueError(f"the chunks' tokens have shapes {sorted(shapes)}, expected one; was the policy changed?")
@@ -193,7 +196,7 @@ def _padded(
     dtype: type[np.generic],
     padding: int = 0,
 ) -> Tensor:
-    """[N, T], `padding` beyond each row's end."""
+    """Join and pad the parts of each row: [N, T], with `padding` beyond the row's end."""
     padded = np.full((len(rows), max(row.num_tokens for row in rows)), padding, dtype)
     for line, row in zip(padded, rows, strict=True):
         joined = np.concatenate(list(parts(row)))
@@ -204,7 +207,7 @@ def _padded(
 
 
 def _advantage_columns(rows: Sequence[Row]) -> Tensor:
-    """float32 [N, T], or [N, 1] where every row is one decision with one number."""
+    """Return the advantages, float32 [N, T], or [N, 1] if every row is one decision with one number."""
     if all(len(row.advantage) == 1 and row.advantage[0].shape == (1,) for row in rows):
         return torch.tensor(np.concatenate([row.advantage[0] for row in rows]), dtype=torch.float32)[:, None]
 
@@ -215,7 +218,7 @@ def _advantage_columns(rows: Sequence[Row]) -> Tensor:
 
 
 def _version_columns(rows: Sequence[Row]) -> Tensor:
-    """int64 [N, T], or [N, 1] where no row has tokens of two versions."""
+    """Return the weight versions, int64 [N, T], or [N, 1] if no row has tokens of two versions."""
     columns = _padded(rows, "weight_versions", lambda row: row.versions, np.int64)
     chosen = _padded(rows, "mask", lambda row: row.mask, np.bool_)
     oldest = torch.where(chosen, columns, torch.iinfo(torch.int64).max).amin(dim=1, keepdim=True)

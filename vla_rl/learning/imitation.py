@@ -1,4 +1,4 @@
-"""Learning from demonstrations: cross-entropy of the demonstrated action tokens; what makes a base checkpoint."""
+"""Imitation learning: cross-entropy of the demonstrated action tokens, which produces a base checkpoint."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,32 +21,33 @@ from vla_rl.types import Observation, Sampling
 
 
 class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
-    """One demonstrated action chunk and what was seen before it."""
+    """One demonstrated action chunk, and the observation before it."""
 
     observation: Observation
 
     actions: np.ndarray
-    """float32 [H, D], in the environment's units; of a language policy int64 [1, T], the tokens of a reply."""
+    """Actions, float32 [H, D], in the environment's units; for a language policy the tokens of a reply, int64 [1, T]."""
 
     num_valid: int
-    """Control steps of the chunk that were demonstrated; the rest, after the end, may hold anything and teaches nothing."""
+    """Number of demonstrated control steps in the chunk; the rest, after the episode's end, may hold anything and is
+    ignored."""
 
     teaches: np.ndarray | None = None
-    """bool [T], tokens to learn from, where not all of them were demonstrated: what a conversation's others said."""
+    """Tokens to learn from, bool [T]; None for all. In a conversation, tokens of other speakers are excluded."""
 
 
 class Imitator:
-    """Updates a policy model by supervised learning; its updates run one after another.
+    """Updates a policy model by supervised learning; updates run one after another.
 
-    The loss is the mean over all valid tokens of the update, whatever the micro-batches are.
+    The loss is the mean over all valid tokens of the update, and does not depend on the micro-batches.
 
     Args:
         model: trained in place.
-        lane: computes.
+        lane: runs the model.
         config: optimizer and micro-batches.
-        publish_to: told the new weights after every update.
-        weight_version: updates already applied.
-        prepare: makes the batches that are learnt from, where that is not how the model acts, such as with augmentation.
+        publish_to: engines that get the new weights after every update.
+        weight_version: number of updates already applied.
+        prepare: makes training batches if they differ from those for acting, for example with augmentation.
     """
 
     def __init__(
@@ -65,12 +66,12 @@ class Imitator:
 
     @property
     def weight_version(self) -> int:
-        """Updates applied."""
+        """Number of updates applied."""
         return self._training.weight_version
 
     async def update(self, demonstrations: Sequence[Demonstration]) -> UpdateReport:
-        """One optimizer step. Raises: ValueError where no control step is valid, no token teaches, or a chunk has another
-        shape."""
+        """Take one optimizer step. Raises: ValueError if no control step is valid, no token is to be learnt, or shapes
+        differ."""
         tokens, mask = await self._lane.prepare(self._targets, demonstrations)
         num_tokens = int(mask.sum())
         is_text = isinstance(self._model, LanguageModel)
@@ -99,14 +100,14 @@ class Imitator:
         return UpdateReport(self.weight_version, metrics)
 
     async def evaluate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
-        """Greedy actions against the demonstrated ones: mean |a - a*| in the environment's units, and the accuracy of tokens
-        where a policy speaks in tokens.
+        """Compare greedy actions with the demonstrated ones: mean |a - a*| in the environment's units, and for policies
+        with tokens their accuracy.
 
-        Raises: TypeError for a language policy, whose replies are judged by playing.
+        Raises: TypeError for a language policy, which has to be evaluated by running episodes.
         """
         model = self._model
         if isinstance(model, LanguageModel):
-            raise TypeError("a language policy is not judged by its distance from a demonstration; let it play")
+            raise TypeError("a language policy has no distance from a demonstration; evaluate it by running episodes")
         tokens, mask = await self._lane.prepare(self._targets, demonstrations)
         chosen: list[np.ndarray] = []
         for first in range(0, len(demonstrations), self._config.micro_batch):
@@ -119,22 +120,22 @@ class Imitator:
         error = np.abs(model.decode(greedy) - wanted)
         is_valid_step = np.arange(error.shape[1])[None] < np.array([[d.num_valid] for d in demonstrations])
         distance = {"imitation/l1": float(error[is_valid_step].mean())}
-        if tokens.is_floating_point():  # numbers are never met exactly
+        if tokens.is_floating_point():  # continuous actions never match exactly
             return distance
         return {"imitation/token_accuracy": float((greedy == tokens.numpy())[valid].mean()), **distance}
 
     async def snapshot(self) -> TrainingState:
-        """A copy of everything the next update depends on, between two updates."""
+        """Copy all state that the next update depends on, between two updates."""
         async with self._turn:
             return await self._lane.run(self._training.snapshot, work="checkpoint")
 
     async def restore(self, state: TrainingState) -> None:
-        """Go on from a snapshot, and publish it."""
+        """Continue from a snapshot, and publish its weights."""
         async with self._turn:
             await self._lane.run(self._training.restore, state, work="checkpoint")
 
     def _targets(self, demonstrations: Sequence[Demonstration]) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [B, T] and mask bool [B, T]."""
+        """Return tokens int64 [B, T] and mask bool [B, T]."""
         if not any(demonstration.num_valid > 0 for demonstration in demonstrations):
             raise ValueError("no demonstrated control step is valid, expected at least one.")
         rows = [self._model.encode(np.nan_to_num(each.actions)[None])[0] for each in demonstrations]

@@ -1,15 +1,14 @@
-"""The learner: trajectories and their advantages in, one new weight version out.
+"""The learner: it turns trajectories and their advantages into a new version of the weights.
 
     trajectories ─► decisions ─► log-probs under ─► mini-batches ─► micro-batches ─► loss, backward
                     (valid ones)  the weights before  one optimizer    one piece on the device lane each;
-                                  (where needed)      step each        inference runs in between
+                                  (if needed)         step each        inference runs in between
                                                           └──► last step + version + publish: one piece, atomic
 
-The loss of a token is divided by counts over its whole mini-batch, and what a loss asks of more than its own rows is asked
-beforehand (`proximal`), so gradients add up to the same whatever the micro-batches are; a loss of your own keeps to that
-where it looks at one row at a time. The behavior log-probs are those the engine reported;
-`update/log_prob_gap_*` shows how far the learner's own forward pass is from them where the weights are the same, and in the
-first update that is checked.
+Token losses are divided by counts over the whole mini-batch, and everything that a loss needs from other rows is computed
+beforehand (`proximal`), so the gradient does not depend on the micro-batches; for your own loss this holds if it looks at
+one row at a time. The behavior log-probs are those that the engine reported. `update/log_prob_gap_*` is their distance from
+the learner's own forward pass with the same weights; the first update checks it.
 """
 
 import asyncio
@@ -47,28 +46,28 @@ from vla_rl.types import Trajectory, derive_seed
 
 
 class PolicyMismatchError(VlaRlError):
-    """The learner finds the engine's own choices unlikely under the very same weights."""
+    """The learner finds the engine's choices unlikely although both have the same weights."""
 
 
 class UpdateReport(msgspec.Struct, frozen=True):
-    """What one update did."""
+    """Result of one update."""
 
     weight_version: int
-    """Of the weights after it."""
+    """Version of the weights after the update."""
 
     metrics: dict[str, float]
 
 
 class Learner:
-    """Updates a policy model by policy gradient; its updates run one after another.
+    """Updates a policy model by policy gradient; updates run one after another.
 
     Args:
         model: trained in place.
-        lane: computes; shared with the engines.
+        lane: runs the model; shared with the engines.
         config: loss, batches and optimizer.
-        publish_to: engines that get the new weights with every update. One that shares `model` needs updates of one
-            optimizer step, because there must be no weights between two versions.
-        weight_version: updates already applied to the weights of `model`.
+        publish_to: engines that get the new weights with every update. An engine that shares `model` needs updates of one
+            optimizer step, so that no weights exist between two versions.
+        weight_version: number of updates already applied to the weights of `model`.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Learner:
 
     @property
     def weight_version(self) -> int:
-        """Updates applied."""
+        """Number of updates applied."""
         return self._training.weight_version
 
     async def update(
@@ -106,16 +105,16 @@ class Learner:
         advantages: Sequence[Advantage],
         reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
     ) -> UpdateReport:
-        """Learn from trajectories, and publish the new weights.
+        """Update the policy from trajectories, and publish the new weights.
 
-        Cancelled, it leaves the weights of a whole optimizer step and no gradient that a later update would see. Optimizer
-        steps that would teach nothing (every advantage is 0, and neither entropy nor KL nor another term of the loss counts)
-        are left out: they would still move the weights by Adam's momentum. The version rises all the same.
+        If cancelled, it leaves the weights of a complete optimizer step, and no gradient for later updates. Optimizer steps
+        that teach nothing (every advantage is 0, and no entropy, KL or other term has a gradient) are skipped, because
+        Adam's momentum would still move the weights. The version rises anyway.
 
         Args:
             trajectories: episodes to learn from.
-            advantages: of each trajectory one, one for each decision, or one for each token.
-            reference_log_probs: for each trajectory float32 [T] of each decision, where the loss has a KL term.
+            advantages: for each trajectory one number, one per decision, or one per token.
+            reference_log_probs: for each trajectory float32 [T] of each decision, if the loss has a KL term.
 
         Raises: ValueError if there is nothing to learn from, if shapes do not fit, or for a log-prob of an engine, the
             reference or the model that is not finite or above 0, naming its episode; PolicyMismatchError if the first
@@ -150,28 +149,30 @@ class Learner:
         return UpdateReport(self.weight_version, metrics)
 
     async def stand_still(self) -> UpdateReport:
-        """A new version of the same weights: of an update in which others learn. The optimizer does not move."""
+        """Publish the same weights as a new version, in an update in which other agents learn. The optimizer does not
+        step."""
         async with self._turn:
             await self._lane.run(self._training.stand_still, work="update")
         return UpdateReport(self.weight_version, {"update/taught": 0.0})
 
     async def snapshot(self) -> TrainingState:
-        """A copy of everything the next update depends on, between two updates."""
+        """Copy all state that the next update depends on, between two updates."""
         async with self._turn:
             return await self._lane.run(self._training.snapshot, work="checkpoint")
 
     async def restore(self, state: TrainingState | TeamState) -> None:
-        """Go on from a snapshot, and publish it to the engines. Raises: CheckpointError where it is a team's."""
+        """Continue from a snapshot, and publish it to the engines. Raises: CheckpointError if it is the snapshot of a
+        team."""
         if isinstance(state, TeamState):
             raise CheckpointError(
-                f"the checkpoint holds the policies of agents {sorted(state.members)}, expected one policy for everybody; "
+                f"the checkpoint holds the policies of agents {sorted(state.members)}, expected a single policy; "
                 "resume with the recipe and settings that made it."
             )
         async with self._turn:
             await self._lane.run(self._training.restore, state, work="checkpoint")
 
     def _minibatches(self, decisions: Decisions) -> list[Decisions]:
-        """In the order in which they are stepped; a trajectory is never split between two."""
+        """Return the mini-batches in the order of their optimizer steps; a trajectory is never split between two."""
         num_trajectories = decisions.num_trajectories
         size = self._config.minibatch_trajectories or num_trajectories
         minibatches = []
@@ -190,7 +191,8 @@ class Learner:
         return has_other_terms or bool(torch.where(minibatch.mask, minibatch.advantage, 0.0).any())
 
     async def _accumulate(self, minibatch: Decisions, compare: int | None) -> list[MicroBatchSums]:
-        """Gradients of a whole mini-batch; `compare` is the version whose log-probs the learner should reproduce."""
+        """Accumulate the gradient of a mini-batch; `compare` is the version whose log-probs the learner should
+        reproduce."""
         await self._lane.run(self._training.optimizer.zero_grad, work="update")
         denominators = count_denominators(minibatch.mask, minibatch.sequence, length=self._config.trajectory_length)
         indices = micro_batches(minibatch.num_read, self._config.micro_batch_size)
@@ -236,7 +238,8 @@ class Learner:
         )
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:
-        """The first update that says something about it must find the ratio at 1."""
+        """Raise PolicyMismatchError if the ratio is not 1; checked in the first update with tokens of the learner's own
+        version."""
         gap = mean_gap(sums)
         if self._agreed or gap is None:
             return
@@ -251,7 +254,7 @@ class Learner:
 
 
 def token_batch(rows: Decisions, log_prob: Tensor) -> TokenBatch:
-    """What a policy loss is given about some decisions."""
+    """Return the input of a policy loss for some rows."""
     return TokenBatch(
         log_prob=log_prob,
         behavior_log_prob=rows.behavior_log_prob,

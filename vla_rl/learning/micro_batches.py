@@ -1,4 +1,4 @@
-"""Which rows go through the network together."""
+"""Grouping of rows into the forward passes of the network."""
 
 from bisect import bisect_left
 
@@ -10,15 +10,15 @@ from vla_rl.learning.config import MicroBatchSize
 
 
 def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
-    """Indices of each micro-batch, int64 [M], M >= 1; together every row once.
+    """Return the row indices of each micro-batch, int64 [M], M >= 1; every row is in exactly one.
 
-    Without a limit of tokens, rows stay in order. With one, the longest rows come first; a micro-batch has lines as wide as
-    its longest row, as many as the limit allows, and shorter rows share lines (`vla_rl.engines.lines`). A row that is
-    longer than the limit goes alone.
+    Without a token limit, rows stay in order. With one, the longest rows come first. The lines of a micro-batch are as wide
+    as its longest row, there are as many as the limit allows, and shorter rows share lines (`vla_rl.engines.lines`). A row
+    that exceeds the limit is a micro-batch of its own.
 
     Args:
-        num_read: int64 [N], tokens that a forward pass reads for each row.
-        size: most rows, and most tokens.
+        num_read: int64 [N], number of tokens that a forward pass reads for each row.
+        size: maximum number of rows, and of tokens.
     """
     if size.tokens is None:
         return list(torch.split(torch.arange(len(num_read)), size.rows))
@@ -34,14 +34,14 @@ def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
             lines.place(lengths[row])
             left.take(row)
             chosen.append(row)
-            # every row before the first that is short enough for the most room is too long
+            # rows before the first that fits the largest free space are too long
             row = left.at_or_after(max(row, bisect_left(rising, -lines.most_room)))
         parts.append(order[torch.tensor(chosen)])
     return parts
 
 
 class _Left:
-    """Which of a number of rows were not taken yet; passing over those that were costs next to nothing."""
+    """Rows that were not taken yet; skipping those that were taken costs almost nothing."""
 
     def __init__(self, num_rows: int) -> None:
         self._next = list(range(num_rows + 1))
@@ -50,7 +50,7 @@ class _Left:
         self._next[row] = row + 1
 
     def at_or_after(self, row: int) -> int:
-        """The first row from here on that is left; their number where there is none."""
+        """Return the first row, from this one on, that is left; the number of rows if there is none."""
         while self._next[row] != row:
             self._next[row] = self._next[self._next[row]]
             row = self._next[row]

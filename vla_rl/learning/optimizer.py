@@ -1,10 +1,11 @@
-"""AdamW with warm-up, clipping, and a skip for gradients that are not finite; its state by parameter name.
+"""AdamW with warm-up, gradient clipping, and skipping of gradients that are not finite; its state is saved by parameter
+name.
 
-Weights in bfloat16 have a float32 master each: an update at a usual learning rate is smaller than the distance between two
-bfloat16 numbers, so that most of it would be rounded away.
+Each bfloat16 parameter has a float32 master copy: an update at a usual learning rate is smaller than the distance between
+two bfloat16 numbers, so most of it would be lost in rounding.
 
-    backward ─► gradient, bfloat16 ─► added to the master's, float32     (and forgotten, as soon as it is complete)
-    step     ─► AdamW moves the masters ─► the weights are the masters, rounded
+    backward ─► gradient, bfloat16 ─► added to the master's, float32     (and freed, as soon as it is complete)
+    step     ─► AdamW updates the masters ─► weights = rounded masters
 """
 
 import logging
@@ -24,36 +25,37 @@ from vla_rl.learning.config import OptimizerConfig
 _log = logging.getLogger(__name__)
 
 MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps for each parameter that ever had a gradient."""
+"""State of AdamW for each parameter that has ever had a gradient."""
 
 MASTER: Final = "master"
-"""Kind of the saved tensors that are float32 masters."""
+"""Prefix of the saved tensors that are float32 masters."""
 
 NUM_STEPS: Final = "num_steps"
-"""Name of the step count among the saved tensors; no parameter name is a single word."""
+"""Name of the step count among the saved tensors; it cannot collide, because no parameter name is a single word."""
 
 
 _HOOKS: Final = WeakTensorKeyDictionary()
-"""What hands on the gradients of a parameter that is not float32."""
+"""Hooks that pass the gradients of parameters that are not float32 to their masters."""
 
 
 class DivergedError(FloatingPointError):
-    """Several optimizer steps one after another had a gradient with NaN or infinity."""
+    """Several optimizer steps in a row had a gradient with NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     grad_norm: float
-    """Before clipping; NaN or infinite where the step was skipped."""
+    """Gradient norm before clipping; NaN or infinite if the step was skipped."""
 
     lr: float
     is_skipped: bool
 
 
 def training_bytes(network: nn.Module) -> int:
-    """Memory that teaching takes besides the weights: gradients, moments and masters, all of them float32."""
+    """Return the memory that training needs besides the weights, in bytes: gradients, moments and masters, all in
+    float32."""
     kept = (
         (parameter.numel(), 3 if parameter.dtype == torch.float32 else 4) for parameter in _trained(network).values()
     )
@@ -61,14 +63,14 @@ def training_bytes(network: nn.Module) -> int:
 
 
 class PolicyOptimizer:
-    """Optimises all parameters of a network that require a gradient. Lives on the device lane.
+    """Optimises all parameters of a network that require a gradient. All its methods run on the device lane.
 
     Build it before anything in the process creates a GL context: AdamW imports libraries that crash after Mesa's. A learner
     process does not render.
 
-    A parameter in bfloat16 belongs to the optimizer that was built last: its gradients go to that one's masters, and at each
-    step it becomes what its master is. Whoever writes other weights into the network builds an optimizer anew, or loads the
-    saved state that belongs to them.
+    A bfloat16 parameter belongs to the optimizer that was built last: its gradients go to that optimizer's masters, and
+    each step sets it to its rounded master. After writing other weights into the network, build a new optimizer, or load
+    the saved state of these weights.
     """
 
     def __init__(self, network: nn.Module, config: OptimizerConfig) -> None:
@@ -95,17 +97,17 @@ class PolicyOptimizer:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps tried, skipped ones included; the learning rate follows it."""
+        """Number of optimizer steps tried, skipped ones included; the learning rate depends on it."""
         return self._num_steps
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         self._adamw.zero_grad()
 
     def step(self) -> StepReport:
-        """Clip and apply the gradients, or skip them where they are not finite.
+        """Clip and apply the gradients, or skip the step if they are not finite.
 
-        Raises: DivergedError after `max_skips_in_a_row` skipped steps.
+        Raises: DivergedError after `max_skips_in_a_row` skipped steps in a row.
         """
         lr = self.learning_rate()
         self._num_steps += 1
@@ -124,7 +126,7 @@ class PolicyOptimizer:
         return StepReport(grad_norm=grad_norm, lr=lr, is_skipped=False)
 
     def learning_rate(self) -> float:
-        """Of the next step: linear warm-up, then constant or a cosine down to `final_lr_share`."""
+        """Return the learning rate of the next step: linear warm-up, then constant or a cosine down to `final_lr_share`."""
         config, step = self._config, self._num_steps
         if step < config.warmup_steps:
             return config.lr * (step + 1) / config.warmup_steps
@@ -135,7 +137,7 @@ class PolicyOptimizer:
         return config.lr * (config.final_lr_share + (1.0 - config.final_lr_share) * cosine)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its whole state as named tensors; views, not copies."""
+        """Return the whole state as named tensors; views, not copies."""
         state = {NUM_STEPS: torch.tensor(self._num_steps)}
         for name, moved in self._moved.items():
             for moment, tensor in self._adamw.state.get(moved, {}).items():
@@ -144,9 +146,9 @@ class PolicyOptimizer:
         return state
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over a saved state, when the network has its weights already.
+        """Load a saved state; the network has to have its weights already.
 
-        Raises: CheckpointError where names or shapes are not this network's.
+        Raises: CheckpointError if names or shapes are not those of this network.
         """
         found = dict(tensors)
         exact = {name: found.pop(f"{MASTER}/{name}") for name in self._parameters if f"{MASTER}/{name}" in found}
@@ -186,7 +188,7 @@ def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _hand_on(master: nn.Parameter, parameter: Tensor) -> None:
-    """Add a complete gradient to the master's."""
+    """Add a complete gradient to its master's gradient, and free it."""
     assert parameter.grad is not None
     if master.grad is None:
         master.grad = parameter.grad.float()

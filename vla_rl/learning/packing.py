@@ -1,7 +1,7 @@
-"""Plain values with arrays in them to bytes and back: msgpack, with arrays as extension types. No pickle.
+"""Conversion of plain values with arrays to bytes and back: msgpack, with arrays as extension types. No pickle.
 
-What may be packed: what msgspec encodes (structs, dicts, lists, tuples, enums, numbers, strings) plus NumPy arrays and
-numbers, anywhere inside. Arrays come back writable, with their dtype and shape; an array of objects is refused.
+Accepted are the types that msgspec encodes (structs, dicts, lists, tuples, enums, numbers, strings), with NumPy arrays and
+numbers anywhere inside. Arrays come back writable, with their dtype and shape; arrays of objects are rejected.
 """
 
 from typing import Any, Final, TypeVar
@@ -21,12 +21,12 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 def pack(value: object) -> bytes:
-    """Encode. Raises: TypeError naming the type that cannot be."""
+    """Encode a value. Raises: TypeError naming the type that cannot be packed."""
     return _ENCODER.encode(value)
 
 
 def unpack(data: bytes, type: type[T]) -> T:
-    """Decode as `type`. Raises: ValueError where the bytes are not one."""
+    """Decode bytes as `type`. Raises: ValueError if the bytes do not hold a `type`."""
     try:
         return msgspec.msgpack.decode(data, type=type, ext_hook=_decode_extension, dec_hook=_accept_array)
     except msgspec.MsgspecError as error:

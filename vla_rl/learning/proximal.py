@@ -1,13 +1,14 @@
-"""What some losses need to know about the weights before an update or a step, computed in forward passes of their own.
+"""Values that some losses need from the whole update or mini-batch, computed in separate forward passes.
 
-    proximal log-probs    the learner's own weights before the update: decoupled losses, and the correction of an engine
+    proximal log-probs    with the learner's own weights before the update: for decoupled losses, and to correct an engine
                           that computes something slightly different
-    sequence log-ratios   the mean over a whole trajectory, whose decisions may lie in different micro-batches: GSPO, GMPO,
-                          and for OPSM the drift from the engine; they follow the weights, so every optimizer step asks anew
+    sequence log-ratios   the mean over a whole trajectory, whose decisions may be in different micro-batches: GSPO, GMPO,
+                          and for OPSM the drift from the engine; they depend on the weights, so every optimizer step
+                          recomputes them
     chosen tokens         which tokens a loss drops or penalises, chosen among the whole mini-batch: clip_cov, kl_cov,
-                          M2PO; where that is one micro-batch, the loss itself chooses
+                          M2PO; if it has only one micro-batch, the loss itself chooses
 
-A loss that needs neither (the clipped surrogate) costs no forward pass here.
+A loss that needs none of these (the clipped surrogate) costs no forward pass here.
 """
 
 from dataclasses import replace
@@ -31,16 +32,17 @@ from vla_rl.learning.scoring import Scorer
 
 
 class Proximal:
-    """Adds those columns to decisions, where the loss needs them."""
+    """Adds the values above to decisions, if the loss needs them."""
 
     def __init__(self, model: TokenModel[Any], lane: DeviceLane, config: LearnerConfig) -> None:
         self._loss, self._size = config.loss, config.micro_batch_size
         self._scorer = Scorer(model, lane, self._size, work="proximal")
         self.metrics: dict[str, float] = {}
-        """How far the last update's proximal log-probs were from the engine's, staleness included; empty without them."""
+        """Differences between the proximal and the engine's log-probs in the last update, staleness included; empty if
+        not computed."""
 
     async def before_update(self, decisions: Decisions) -> Decisions:
-        """With the log-probs of the weights before the update, and the engine correction over all of it."""
+        """Add the log-probs of the weights before the update, and the engine correction over all rows."""
         self.metrics = {}
         if not (self._loss.needs_proximal or self._needs_sequences(decisions)):
             return decisions
@@ -57,8 +59,8 @@ class Proximal:
         return decisions
 
     async def before_step(self, minibatch: Decisions, *, is_first: bool) -> Decisions:
-        """With the log-ratio of each trajectory, or the tokens that the loss chooses; the first step of an update still has
-        the weights before it."""
+        """Add the log-ratio of each trajectory, or the tokens that the loss chooses. In the first step of an update, the
+        weights are still those before it."""
         needs_sequences, needs_choice = self._needs_sequences(minibatch), self._needs_choice(minibatch)
         if not (needs_sequences or needs_choice):
             return minibatch

@@ -1,11 +1,11 @@
-"""From decisions to the rows of a forward pass: one each, and one for a whole conversation where its turns fit together.
+"""Conversion of decisions to rows of a forward pass: one row each, or one for all turns of a conversation that can be
+joined.
 
     turn 1   prompt ─► reply                           one row   prompt │ reply │ what was heard │ reply
     turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
 
-A turn joins the row of its agent's turn before only where its prompt begins with exactly the tokens of that turn; where the
-chat template, the tokenizer or the environment wrote the past in another way, or the agent spoke at another temperature, it
-stays a row of its own.
+A turn joins the row of its agent's previous turn only if its prompt begins with exactly the tokens of that turn. If the
+chat template, the tokenizer or the environment changed the past, or if the temperature differs, it gets its own row.
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ import numpy as np
 from vla_rl.types import Observation, Step, Trajectory
 
 Advantage: TypeAlias = float | np.ndarray
-"""Of one trajectory: one number for all its tokens, float [decisions], or float [decisions, T]."""
+"""Advantage of one trajectory: one number for all its tokens, float [decisions], or float [decisions, T]."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where the tokens of one decision stand, and which decision it is.
+    """The position of one decision's tokens, and the decision that they belong to.
 
     Attributes:
-        decision: counted over all decisions of the update.
-        start, stop: columns of the row.
-        episode_id: of its trajectory.
-        number: counted over the decisions of its trajectory.
-        agent: the one that decided.
+        decision: index among all decisions of the update.
+        start, stop: columns of the row, `stop` excluded.
+        episode_id: episode of its trajectory.
+        number: index among the decisions of its trajectory.
+        agent: the agent that decided.
     """
 
     decision: int
@@ -42,16 +42,16 @@ class Span:
 
 @dataclass
 class Row:
-    """One row of a forward pass; its parts are joined end to end.
+    """One row of a forward pass, as parts that are joined end to end.
 
     Attributes:
-        observation: what was seen before its first token.
+        observation: observation before its first token.
         sequence: index of the trajectory.
-        temperature: of all its log-probs.
-        grammars: (start, stop, grammar) of its parts that were sampled under a grammar.
+        temperature: temperature of all its log-probs.
+        grammars: (start, stop, grammar) of each part that was sampled under a grammar.
         tokens, log_probs, mask, advantage, versions, reference: parts of equal lengths; `advantage` in each float64 [t] or
-            [1], `reference` none where there is no reference policy.
-        spans: of its decisions.
+            [1], `reference` is empty without a reference policy.
+        spans: spans of its decisions.
     """
 
     observation: Observation
@@ -68,21 +68,21 @@ class Row:
 
     @property
     def seen(self) -> Observation:
-        """The observation, with the grammars that its tokens were sampled under: the model computes log-probs under them."""
+        """The observation, with the grammars under which the model has to compute the log-probs of its tokens."""
         return {**self.observation, "grammars": tuple(self.grammars)} if self.grammars else self.observation
 
     @property
     def num_tokens(self) -> int:
-        """Tokens after the observation, chosen or heard."""
+        """Number of tokens after the observation, chosen by the policy or not."""
         return sum(len(part) for part in self.tokens)
 
     @property
     def num_read(self) -> int:
-        """Tokens that a forward pass reads for it, as far as they differ from row to row: prompt and reply."""
+        """Number of tokens that a forward pass reads for the row, as far as they differ between rows: prompt and reply."""
         return len(self.observation.get("prompt_tokens", ())) + self.num_tokens
 
     def hear(self, tokens: np.ndarray, has_reference: bool) -> None:
-        """Tokens that nobody chose."""
+        """Add tokens that the policy did not choose."""
         nothing = np.zeros(len(tokens))
         self.tokens.append(tokens)
         self.log_probs.append(nothing)
@@ -123,13 +123,13 @@ def rows_of(
     advantage: Advantage,
     reference: Sequence[np.ndarray] | np.ndarray | None = None,
 ) -> list[Row]:
-    """The rows of one trajectory, in the order of their first decisions.
+    """Return the rows of one trajectory, in the order of their first decisions.
 
     Args:
-        trajectory: a played episode.
+        trajectory: a recorded episode.
         sequence: its index in the update.
-        first_decision: decisions of the update before it.
-        advantage: of the trajectory.
+        first_decision: number of decisions of the update before it.
+        advantage: advantage of the trajectory.
         reference: float32 [T] for each decision, or None.
 
     Raises: ValueError for log-probs, reference log-probs or advantages that do not fit, naming the episode.
@@ -157,7 +157,7 @@ def rows_of(
 
 
 def executed_tokens(step: Step) -> np.ndarray:
-    """bool [T]: the tokens of the first `num_executed` control steps."""
+    """Return bool [T], True for the tokens of the first `num_executed` control steps."""
     num_tokens, horizon = len(step.chunk.tokens), len(step.chunk.actions)
     if num_tokens % horizon:
         raise ValueError(f"a chunk has {num_tokens} tokens for {horizon} control steps, expected a multiple of them.")
@@ -165,7 +165,7 @@ def executed_tokens(step: Step) -> np.ndarray:
 
 
 def _heard_between(before: Step, step: Step) -> np.ndarray | None:
-    """Tokens between the end of one reply and the beginning of the next; None where the past is not the same."""
+    """Return the tokens between the end of one reply and the start of the next; None if the past was changed."""
     prompt = step.observation.get("prompt_tokens")
     if prompt is None:
         return None
@@ -199,7 +199,7 @@ def _check_reference(trajectory: Trajectory, reference: Sequence[np.ndarray] | n
 
 
 def _checked_advantage(trajectory: Trajectory, advantage: Advantage) -> np.ndarray:
-    """float64 [decisions, 1 or T]."""
+    """Return the advantage as float64 [decisions, 1 or T], checked for shape and finite numbers."""
     values, num_rows = np.asarray(advantage, dtype=np.float64), len(trajectory.steps)
     lengths = {len(step.chunk.tokens) for step in trajectory.steps}
     by_token = [(num_rows, length) for length in lengths if len(lengths) == 1]

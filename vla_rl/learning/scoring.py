@@ -1,4 +1,4 @@
-"""Log-probs of decisions already made, without gradient: the forward passes beside the one that learns."""
+"""Log-probs of recorded decisions, without gradient: the forward passes in addition to those of the update."""
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -23,14 +23,14 @@ DISAGREES: Final = "look for NaN or infinity in its weights, and whether it may 
 
 
 class Scorer:
-    """Asks a policy model how likely it would have chosen what was chosen.
+    """Computes the log-probs that a policy model gives to recorded choices.
 
     Args:
-        model: whose present weights are asked.
-        lane: computes, one micro-batch at a time.
-        size: of the micro-batches.
-        work: under which the lane's time is counted.
-        whose: what an error calls the model.
+        model: the model, used with its current weights.
+        lane: runs the model, one micro-batch at a time.
+        size: limits of the micro-batches.
+        work: kind of work under which the lane counts the time.
+        whose: name of the model in errors.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Scorer:
     async def log_probs(self, decisions: Decisions) -> Tensor:
         """Score every token: float32 [N, T] on the CPU, 0 in the padding, at the temperatures of the decisions.
 
-        Raises: ValueError for a number that no log-prob can be, naming its episode and decision.
+        Raises: ValueError, naming episode and decision, for a number that cannot be a log-prob.
         """
         indices = micro_batches(decisions.num_read, self._size)
         parts = [decisions.rows(index) for index in indices]
@@ -68,9 +68,9 @@ class Scorer:
 
 
 class Reference:
-    """A frozen copy of the policy as it is now: the anchor of a KL term.
+    """A frozen copy of the current policy, for a KL term.
 
-    A pipeline whose coefficient is 0 has no reference at all: neither the copy nor its forward passes are made.
+    A pipeline whose coefficient is 0 has no reference: neither the copy nor its forward passes are made.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Reference:
         self._scorer = Scorer(self._frozen, lane, size, work="reference", whose="the reference's")
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
-        """For each trajectory float32 [T] of each decision."""
+        """Compute the log-probs, for each trajectory float32 [T] of each decision."""
         decisions = decisions_of(trajectories, [0.0] * len(trajectories))
         scores = iter(decisions.by_decision(await self._scorer.log_probs(decisions)))
         return [[next(scores) for _ in trajectory.steps] for trajectory in trajectories]
@@ -95,7 +95,8 @@ async def in_parts(
     parts: Sequence[RowsT],
     work: str,
 ) -> list[ResultT]:
-    """`compute(prepare(rows), rows)` for every part: prepared one ahead on the host, computed on the device lane."""
+    """Compute `compute(prepare(rows), rows)` for every part: prepared one ahead on the host, computed on the device
+    lane."""
     results: list[ResultT] = []
     async with aclosing(lane.prepared_ahead(prepare, parts)) as prepared:
         async for rows, batch in prepared:

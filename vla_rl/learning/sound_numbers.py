@@ -1,13 +1,12 @@
-"""The floats that others hand to a learner, checked once, where they enter.
+"""Checks of the numbers that other components give to a learner, made once where they enter.
 
     engine, reference ─► log-probs ─► decisions_of ─┐
     trainer, reference ─► log-probs ─► Scorer ──────┼─► a loss
     critic ─► values ─► Critic.values, .update ─────┘
 
-A NaN or an infinity would not stop a run later: the losses' clamps, clips and masks turn it into a
-token without a gradient. So each number is refused here, with its episode, decision and token.
-Advantages are checked in `rows`, rewards in `RewardBatch`. Tokens that do not count (masked) may hold
-anything.
+A NaN or an infinity would not stop a run later: the losses' clamps, clips and masks turn it into a token without a
+gradient. So each such number is rejected here, with its episode, decision and token. Advantages are checked in `rows`,
+rewards in `RewardBatch`. Masked tokens may hold anything.
 """
 
 from collections.abc import Sequence
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
 
 
 def require_log_probs(decisions: "Decisions", log_probs: Tensor, whose: str, remedy: str) -> None:
-    """Raise ValueError unless every unmasked log-prob, float [N, T] on the CPU, is one that a policy can have.
+    """Raise ValueError unless every unmasked log-prob, float [N, T] on the CPU, is possible for a policy.
 
-    A policy that chooses numbers (float tokens) has densities, whose logs may be above 0.
+    A policy that chooses continuous numbers (float tokens) has densities, whose logs may be above 0.
 
     Args:
-        decisions: to which they belong.
-        log_probs: to be checked.
-        whose: the policy that they are of.
-        remedy: where to look.
+        decisions: rows of the log-probs.
+        log_probs: numbers to check.
+        whose: owner of the log-probs, in the error.
+        remedy: advice in the error.
     """
     is_density = decisions.tokens.is_floating_point()
     unsound = decisions.mask & ~log_probs.isfinite()
@@ -50,7 +49,7 @@ def require_log_probs(decisions: "Decisions", log_probs: Tensor, whose: str, rem
 
 
 def place_of(decisions: "Decisions", row: int, column: int) -> str:
-    """Name a token of a row: its episode, the decision of the episode, and the token of the decision, counted from 0."""
+    """Name a token of a row by its episode, the decision in the episode and the token in the decision, counted from 0."""
     span = next(span for span in decisions.spans[row] if span.start <= column < span.stop)
     agent = "" if span.agent == DEFAULT_AGENT else f" of agent {span.agent!r}"
     return f"token {column - span.start} of decision {span.number}{agent} of episode {span.episode_id}"
@@ -59,14 +58,13 @@ def place_of(decisions: "Decisions", row: int, column: int) -> str:
 def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     """Find a log-prob that is infinite, which clamps hide, or an entropy that is not finite.
 
-    A NaN log-prob is not looked for: it makes the whole gradient NaN, and the optimizer skips that
-    step and reports it.
+    NaN log-probs are not searched for: they make the whole gradient NaN, and the optimizer skips that step and reports it.
 
     Args:
-        log_prob, entropy: float [B, T], of the weights that are learnt, on any device.
+        log_prob, entropy: float [B, T], under the trained weights, on any device.
         mask: bool [B, T].
 
-    Returns: int64 [], the place in the flattened tokens, -1 for none; nothing is read from the device.
+    Returns: int64 [], the index in the flattened tokens, -1 for none; it stays on the device.
     """
     unsound = mask & (log_prob.isinf() | (log_prob.isfinite() & ~entropy.isfinite()))
     flat = unsound.detach().flatten()
@@ -85,7 +83,7 @@ def require_sound_model(parts: Sequence["Decisions"], places: Sequence[Tensor], 
 
 
 def require_values(trajectories: Sequence[Trajectory], judged: Sequence["Judged"]) -> None:
-    """Raise ValueError, naming the episode and the decision, unless a critic's values fit and are all finite."""
+    """Raise ValueError, naming episode and decision, unless a critic's values have the right shape and are finite."""
     if len(trajectories) != len(judged):
         raise ValueError(
             f"values of {len(judged)} trajectories for {len(trajectories)}, expected one `Judged` for each."
@@ -100,7 +98,7 @@ def require_values(trajectories: Sequence[Trajectory], judged: Sequence["Judged"
 
 
 def require_returns(trajectories: Sequence[Trajectory], returns: Sequence[np.ndarray]) -> None:
-    """Raise ValueError, naming the episode and the decision, unless a critic's targets fit and are all finite."""
+    """Raise ValueError, naming episode and decision, unless a critic's targets have the right shape and are finite."""
     if len(trajectories) != len(returns):
         raise ValueError(f"{len(returns)} returns for {len(trajectories)} trajectories, expected one array for each.")
     for trajectory, each in zip(trajectories, returns, strict=True):

@@ -1,9 +1,10 @@
-"""Several policies that learn in one run: each from the decisions of its own agent, jointly or by turns.
+"""Several policies that learn in one run, each from the decisions of its own agent, together or in turns.
 
     trajectories ─► decisions of "solver"  ─► its learner  ─┐ one version for all of them:
-                └─► decisions of "checker" ─► its learner  ─┘ who does not learn stands still
+                └─► decisions of "checker" ─► its learner  ─┘ agents that do not learn keep their weights
 
-Every class here has the methods of what it is a team of, so that a pipeline need not know how many policies there are.
+Each class here has the methods of its members (learner, critic, reference), so that a pipeline works with any number of
+policies.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -27,9 +28,9 @@ class LearnerTeam:
     """A learner for each agent.
 
     Args:
-        learners: by the name of the agent whose policy each trains; all of one weight version.
-        updates_per_turn: so many updates one agent learns while the others stand still, then the next one, in the order of
-            `learners`. None: all learn in every update.
+        learners: learners by the name of the agent whose policy they train; all at one weight version.
+        updates_per_turn: number of updates in which one agent learns and the others keep their weights, before the next
+            agent's turn, in the order of `learners`. None: all agents learn in every update.
     """
 
     def __init__(self, learners: Mapping[str, Learner], updates_per_turn: int | None = None) -> None:
@@ -42,11 +43,11 @@ class LearnerTeam:
 
     @property
     def weight_version(self) -> int:
-        """Updates that all have been through, learning or standing still."""
+        """Number of updates, counting for every agent also those in which it did not learn."""
         return min(learner.weight_version for learner in self._learners.values())
 
     def learning(self, version: int) -> tuple[str, ...]:
-        """Who learns in the update that goes from `version` to the next."""
+        """Return the agents that learn in the update from `version` to the next version."""
         names = tuple(self._learners)
         if self._updates_per_turn is None:
             return names
@@ -58,9 +59,10 @@ class LearnerTeam:
         advantages: Sequence[Advantage],
         reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
     ) -> UpdateReport:
-        """Each agent whose turn it is learns from its own decisions, one after the other; arguments as of `Learner.update`.
+        """Update each agent whose turn it is from its own decisions, one after another; arguments as in
+        `Learner.update`.
 
-        The metrics of an agent begin with its name. Raises: ConfigError for a decision of an agent that has no learner.
+        An agent's metrics begin with its name. Raises: ConfigError for a decision of an agent without a learner.
         """
         require_known(trajectories, self._learners)
         turn = self.learning(self.weight_version)
@@ -82,17 +84,17 @@ class LearnerTeam:
         return UpdateReport(self.weight_version, metrics)
 
     async def stand_still(self) -> UpdateReport:
-        """A new version of the same weights, of all of them."""
+        """Publish the same weights of all agents as a new version."""
         reports = {name: await learner.stand_still() for name, learner in self._learners.items()}
         metrics = {f"{name}/{key}": value for name, report in reports.items() for key, value in report.metrics.items()}
         return UpdateReport(self.weight_version, metrics)
 
     async def snapshot(self) -> TeamState:
-        """A copy of everything that the next update depends on, between two updates."""
+        """Copy all state that the next update depends on, between two updates."""
         return TeamState({name: await learner.snapshot() for name, learner in self._learners.items()})
 
     async def restore(self, state: TrainingState | TeamState) -> None:
-        """Go on from a snapshot. Raises: CheckpointError where it is of one policy alone, or of other agents."""
+        """Continue from a snapshot. Raises: CheckpointError if it is of a single policy, or of other agents."""
         found = sorted(state.members) if isinstance(state, TeamState) else "one policy"
         if not isinstance(state, TeamState) or state.members.keys() != self._learners.keys():
             raise CheckpointError(
@@ -104,17 +106,17 @@ class LearnerTeam:
 
 
 class CriticTeam:
-    """A critic for each agent, which judges what that agent saw.
+    """A critic for each agent, which estimates the values of that agent's observations.
 
     Args:
-        critics: by the agent's name.
+        critics: critics by agent name.
     """
 
     def __init__(self, critics: Mapping[str, Critic]) -> None:
         self._critics = dict(critics)
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
-        """Values of every decision of every trajectory; the last agent's critic judges what came after the end."""
+        """Compute the values of all decisions of all trajectories; the last agent's critic values the final observation."""
         require_known(trajectories, self._critics)
 
         async def judged(name: str, parts: Sequence[AgentPart]) -> list[Judged]:
@@ -136,7 +138,7 @@ class CriticTeam:
         *,
         number: int | None = None,
     ) -> dict[str, float]:
-        """Each critic fits the returns of its agent's decisions; metrics begin with the agent's name."""
+        """Fit each critic to the returns of its agent's decisions; an agent's metrics begin with its name."""
         metrics: dict[str, float] = {}
         for name, critic in self._critics.items():
             parts = parts_of(trajectories, name)
@@ -153,31 +155,31 @@ class CriticTeam:
         return metrics
 
     async def snapshot(self) -> dict[str, Tensor]:
-        """A copy of everything that the next update depends on, by name, on the CPU."""
+        """Copy all state that the next update depends on to the CPU, by name."""
         tensors: dict[str, Tensor] = {}
         for name, critic in self._critics.items():
             tensors |= {f"{name}/{key}": tensor for key, tensor in (await critic.snapshot()).items()}
         return tensors
 
     async def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a snapshot. Raises: CheckpointError where it is of other critics."""
+        """Continue from a snapshot. Raises: CheckpointError if it is of other critics."""
         for name, critic in self._critics.items():
             start = f"{name}/"
             await critic.restore({key[len(start) :]: each for key, each in tensors.items() if key.startswith(start)})
 
 
 class ReferenceTeam:
-    """The frozen policy of each agent, asked about that agent's decisions.
+    """The frozen policy of each agent, which scores that agent's decisions.
 
     Args:
-        references: by the agent's name.
+        references: references by agent name.
     """
 
     def __init__(self, references: Mapping[str, Reference]) -> None:
         self._references = dict(references)
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
-        """For each trajectory float32 [T] of each decision."""
+        """Compute the log-probs, for each trajectory float32 [T] of each decision."""
         require_known(trajectories, self._references)
 
         async def scored(name: str, parts: Sequence[AgentPart]) -> list[list[np.ndarray]]:
@@ -191,7 +193,7 @@ class ReferenceTeam:
 
 
 def require_known(trajectories: Sequence[Trajectory], members: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for a decision of an agent that is not in the team."""
+    """Raise ConfigError for a decision of an agent that is not in the team."""
     unknown = sorted(set(agents_of(trajectories)) - members.keys())
     if unknown:
         raise ConfigError(
@@ -205,7 +207,7 @@ async def _each_part(
     trajectories: Sequence[Trajectory],
     ask: Callable[[str, Sequence[AgentPart]], Coroutine[Any, Any, list[T]]],
 ) -> list[tuple[AgentPart, T]]:
-    """What each member says of its parts, member by member."""
+    """Call `ask` with the parts of each member, member by member; return each part with its answer."""
     answers: list[tuple[AgentPart, T]] = []
     for name in members:
         parts = parts_of(trajectories, name)
@@ -215,5 +217,5 @@ async def _each_part(
 
 
 def _of_part(advantage: Advantage, part: AgentPart) -> Advantage:
-    """One number is everybody's; of one for each decision, those of the part."""
+    """Return the advantage of a part: a single number as it is, or the numbers of the part's decisions."""
     return advantage if np.ndim(advantage) == 0 else np.asarray(advantage)[list(part.decisions)]

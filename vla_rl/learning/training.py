@@ -1,4 +1,5 @@
-"""What every learner does with a policy model: step its optimizer, publish its weights, give and take its whole state.
+"""Operations of every learner on a policy model: optimizer steps, publication of weights, saving and loading of all
+state.
 
 All methods here run on the device lane. A state is a snapshot, not a view: the next step does not change it.
 """
@@ -18,11 +19,11 @@ from vla_rl.learning.optimizer import PolicyOptimizer, StepReport
 
 
 class WeightSink(Protocol):
-    """Who acts with the learner's weights, such as a `TorchEngine`."""
+    """A receiver of the learner's weights that acts with them, such as a `TorchEngine`."""
 
     @property
     def network(self) -> nn.Module:
-        """The weights that act; the learner's own network where they are shared."""
+        """The weights that act; the learner's own network if they are shared."""
         ...
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
@@ -32,7 +33,7 @@ class WeightSink(Protocol):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that the next update depends on: plain tensors on the CPU, by name."""
+    """All state that the next update depends on: plain tensors on the CPU, by name."""
 
     weight_version: int
     policy: Mapping[str, Tensor]
@@ -42,7 +43,7 @@ class TrainingState:
     """Small files that make the policy's tensors a checkpoint of their own, such as its `config.json`."""
 
     critic: Mapping[str, Tensor] = field(default_factory=dict)
-    """Of the critic, where there is one."""
+    """State of the critic, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ class TeamState:
     """The states of several policies that learn in one run."""
 
     members: Mapping[str, TrainingState]
-    """By the name of the agent that each acts for; at least one, and all of one weight version."""
+    """States by the name of the agent for which each policy acts; at least one, all at one weight version."""
 
     critic: Mapping[str, Tensor] = field(default_factory=dict)
-    """Of their critics, where there are any."""
+    """State of the critics, if there are any."""
 
     @property
     def weight_version(self) -> int:
-        """Updates that all have been through."""
+        """Number of updates, counting for every agent also those in which it did not learn."""
         return min(state.weight_version for state in self.members.values())
 
 
@@ -74,13 +75,14 @@ class Training:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return next(self.model.network.parameters()).device
 
     def step(self, publish: bool) -> StepReport:
-        """One optimizer step; with `publish`, the version rises and the weights go out in the same breath.
+        """Take one optimizer step; with `publish`, raise the version and publish the weights in the same piece of work.
 
-        A skipped step is published too: whoever is paced by versions goes on, with the weights of the version before.
+        A skipped step is published too, with the weights of the version before, so that components that wait for a
+        version go on.
         """
         report = self.optimizer.step()
         if publish:
@@ -89,17 +91,17 @@ class Training:
         return report
 
     def stand_still(self) -> None:
-        """A new version of the same weights: of an update that taught nothing. The optimizer does not move."""
+        """Publish the same weights as a new version, after an update that taught nothing. The optimizer does not step."""
         self.weight_version += 1
         self.publish()
 
     def publish(self) -> None:
-        """Hand the present weights and their version to everybody who acts with them."""
+        """Give the current weights and their version to every engine that acts with them."""
         for sink in self._sinks:
             sink.adopt(self.model.network, self.weight_version)
 
     def snapshot(self) -> TrainingState:
-        """A copy of everything, on the CPU."""
+        """Copy all state to the CPU."""
         return TrainingState(
             weight_version=self.weight_version,
             policy=_copied(self.model.checkpoint_tensors()),
@@ -109,7 +111,7 @@ class Training:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from a snapshot, and publish it. Raises: CheckpointError where it is another policy's."""
+        """Continue from a snapshot, and publish it. Raises: CheckpointError if it is not of this policy."""
         self.model.load_checkpoint_tensors(state.policy)
         self.optimizer.load_tensors(state.optimizer)
         _set_random_state(state.rng)
@@ -122,7 +124,7 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _random_state() -> dict[str, Tensor]:
-    # NumPy's legacy global generator: libraries still draw from it
+    # NumPy's legacy global generator, because libraries still draw from it
     _, keys, position, has_gauss, cached = np.random.get_state()
     state = {
         "torch": torch.get_rng_state().clone(),

@@ -1,4 +1,4 @@
-"""The figures of an update, summed on the device micro-batch by micro-batch and read once at the end."""
+"""Metrics of an update, summed on the device over the micro-batches and read once at the end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from vla_rl.learning.optimizer import StepReport
 
 @dataclass(frozen=True)
 class MicroBatchSums:
-    """Of one micro-batch, on the device and without gradient; each is a tensor of shape []."""
+    """Sums over one micro-batch, on the device and without gradient; each is a tensor of shape []."""
 
     loss: Tensor
     entropy_sum: Tensor
@@ -23,7 +23,7 @@ class MicroBatchSums:
     gap_max: Tensor
     num_compared: Tensor
     tokens: Tensor
-    """float64 [2, n]: of each unmasked token the version that chose it, and |log-ratio|."""
+    """float64 [2, n]: for each unmasked token the version that chose it, and |log-ratio|."""
 
     first_unsound: Tensor
     """int64 []: see `sound_numbers.first_unsound`."""
@@ -32,15 +32,15 @@ class MicroBatchSums:
 def update_metrics(
     sums: Sequence[MicroBatchSums], reports: Sequence[StepReport], weight_version: int
 ) -> dict[str, float]:
-    """Metrics by path.
+    """Return the metrics by path.
 
     Args:
-        sums: of all micro-batches of the update.
-        reports: of its optimizer steps; none where the update taught nothing, which `update/taught` says.
-        weight_version: of the learner before the update.
+        sums: sums of all micro-batches of the update.
+        reports: reports of its optimizer steps; none if the update taught nothing, which `update/taught` shows.
+        weight_version: the learner's version before the update.
 
     Returns: `update/loss` is the mean over the optimizer steps. `update/log_prob_gap_mean` and `_max`, |learner's log-prob -
-    engine's| of the same tokens under the same weights, are there only where some decisions were made by the newest version.
+    engine's| of the same tokens under the same weights, are present only if the newest version made some of the decisions.
     `update/log_ratio_abs/staleness_K` is the mean |log-ratio| over the tokens of decisions K updates old, over all steps.
     """
     if not reports:
@@ -67,7 +67,7 @@ def update_metrics(
 
 
 def staleness_metrics(staleness: Tensor) -> dict[str, float]:
-    """Of int64 [n], for each token the learner's version minus the one that acted."""
+    """Summarise the staleness of each token, int64 [n]: the learner's version minus the version that chose it."""
     return {
         "update/staleness_mean": float(staleness.float().mean()),
         "update/staleness_max": float(staleness.max()),
@@ -75,7 +75,7 @@ def staleness_metrics(staleness: Tensor) -> dict[str, float]:
 
 
 def mean_gap(sums: Sequence[MicroBatchSums]) -> float | None:
-    """Mean |learner's log-prob - engine's| over the tokens that the very same weights chose; None where there are none."""
+    """Return the mean |learner's log-prob - engine's| over tokens chosen by the same weights; None if there are none."""
     num_compared = int(torch.stack([part.num_compared for part in sums]).sum())
     return float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared if num_compared else None
 

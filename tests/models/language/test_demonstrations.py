@@ -48,5 +48,5 @@ async def test_conversations_of_different_lengths_are_learnt_together(policy: Ca
         imitator = Imitator(policy, lane, config)
         losses = [(await imitator.update(lessons)).metrics["imitation/loss"] for _ in range(25)]
         assert losses[-1] < 0.2 * losses[0]
-        with pytest.raises(TypeError, match="let it play"):
+        with pytest.raises(TypeError, match="evaluate it by running episodes"):
             await imitator.evaluate(lessons)
