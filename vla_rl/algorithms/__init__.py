@@ -1,12 +1,12 @@
-"""Advantages, losses and rewards as pure functions, one topic a file, readable beside the papers.
+"""Advantages, losses and rewards as pure functions, one topic per file, to be read beside the papers.
 
 advantages     how much better than expected: GRPO and its kin, GAE             NumPy
 losses         policy losses, the value loss, trainer against engine             torch
 aggregations   one loss a token ─► one number, the same for every split          torch
 filters        which groups and tokens are worth an update                       NumPy
-srpo           a failure earns by how close it came to a success                 NumPy
+srpo           rewards for failures, by how close they came to a success                 NumPy
 
-Configs and what is NumPy import in an instant; the rest brings torch when it is first asked for.
+Importing the configs and the NumPy functions does not import torch; the other names do when they are first used.
 """
 
 from importlib import import_module

@@ -1,11 +1,11 @@
-"""From one loss a token to one number, with the denominators of the whole update.
+"""Reduction of one loss per token to one number, with the denominators of the whole update.
 
 The denominators are counted once over the whole batch (all micro-batches, all ranks), and every micro-batch divides by
 them. The micro-batches' results then add up to the result of the whole batch, and so do their gradients, however rows
-are split, packed or ordered. A sequence is a trajectory; its tokens may lie in several rows (one row a chunk).
+are split, packed or ordered. A sequence is a trajectory; its tokens may be in several rows (one row per chunk).
 
-Over several ranks, `over_ranks` puts the sums in; then the ranks' gradients are to be added. Where they are averaged instead
-(DDP, FSDP), multiply the loss by the number of ranks.
+For several ranks, pass the sums of all ranks to `over_ranks`, and add the ranks' gradients. If gradients are averaged
+instead (DDP, FSDP), multiply the loss by the number of ranks.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ from vla_rl.algorithms.choices import chosen
 
 @dataclass(frozen=True)
 class Denominators:
-    """What the losses of one update are divided by. Over several ranks, `num_tokens` and `num_sequences` are the sums.
+    """Divisors of the losses of one update. Over several ranks, `num_tokens` and `num_sequences` are the sums.
 
     Attributes:
-        num_tokens: unmasked tokens of the whole update.
-        num_sequences: sequences with at least one unmasked token; empty ones do not count.
-        sequence_tokens: int64 [B], for each row the unmasked tokens of the whole sequence that the row belongs to.
-        length: what `seq_mean_token_sum_norm` divides by: a constant of the run, such as the tokens of the longest possible
-            trajectory; not something counted, or updates would be weighed differently.
+        num_tokens: number of unmasked tokens of the whole update.
+        num_sequences: number of sequences with at least one unmasked token; empty ones do not count.
+        sequence_tokens: int64 [B], for each row the number of unmasked tokens of the whole sequence that it belongs to.
+        length: divisor of `seq_mean_token_sum_norm`: a constant of the run, such as the number of tokens of the longest
+            possible trajectory. A counted length would weigh updates differently.
     """
 
     num_tokens: int
@@ -38,25 +38,25 @@ class Denominators:
     length: float | None = None
 
     def over_ranks(self, num_tokens: int, num_sequences: int) -> "Denominators":
-        """The same rows with the counts of all ranks together; a sequence lies on one rank."""
+        """Return the same rows with the counts of all ranks together; a sequence has to be on one rank."""
         return dataclasses.replace(self, num_tokens=num_tokens, num_sequences=num_sequences)
 
     def rows(self, index: Tensor | slice) -> "Denominators":
-        """The same denominators for some of the rows: a micro-batch."""
+        """Return the same denominators for some of the rows: a micro-batch."""
         return dataclasses.replace(self, sequence_tokens=self.sequence_tokens[index])
 
 
 Aggregation: TypeAlias = Callable[[Tensor, Tensor, Denominators], Tensor]
-"""(losses [B, T], mask bool [B, T], denominators with B rows) -> []."""
+"""Function from (losses [B, T], mask bool [B, T], denominators with B rows) to []."""
 
 
 def count_denominators(mask: Tensor, sequence: Tensor | None = None, length: float | None = None) -> Denominators:
-    """Count a whole batch.
+    """Count the denominators of a whole batch.
 
     Args:
         mask: bool [B, T], True where the policy chose the token.
-        sequence: int64 [B], any number that says to which sequence (trajectory) a row belongs; None: one row each.
-        length: the constant of `seq_mean_token_sum_norm`, > 0; the other aggregations do not need it.
+        sequence: int64 [B], id of the sequence (trajectory) that each row belongs to; None: one row each.
+        length: the constant of `seq_mean_token_sum_norm`, > 0; other aggregations do not need it.
 
     Returns: the denominators, on the device of `mask`.
     """
@@ -69,7 +69,7 @@ def count_denominators(mask: Tensor, sequence: Tensor | None = None, length: flo
     else:
         if sequence.shape != row_tokens.shape:
             raise ValueError(
-                f"sequence is {list(sequence.shape)}, expected {list(row_tokens.shape)}: one id a row of mask."
+                f"sequence is {list(sequence.shape)}, expected {list(row_tokens.shape)}: one id per row of mask."
             )
         ids, position = torch.unique(sequence.to(mask.device), return_inverse=True)
         totals = torch.zeros(len(ids), dtype=row_tokens.dtype, device=mask.device).index_add_(0, position, row_tokens)
@@ -107,12 +107,13 @@ def seq_mean_token_sum(losses: Tensor, mask: Tensor, denominators: Denominators)
 
 
 def seq_mean_token_sum_norm(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """The sum over a trajectory's tokens by a constant, mean over trajectories (Dr. GRPO, arXiv:2503.20783): no length bias,
-    and the size of a token mean.
+    """Sum over a trajectory's tokens divided by a constant, mean over trajectories (Dr. GRPO, arXiv:2503.20783): no
+    length bias, and the size of a token mean.
 
     L = sum_{b,t} m * loss / length / num_sequences
 
-    Others divide by the padded length of a batch, which changes from update to update. Raises: ValueError without `length`.
+    Other systems divide by the padded length of a batch, which changes from update to update. Raises: ValueError without
+    `length`.
     """
     if denominators.length is None:
         raise ValueError(
@@ -133,7 +134,7 @@ AGGREGATIONS: Final = MappingProxyType[str, Aggregation](
 
 
 def aggregation(name: str) -> Aggregation:
-    """The aggregation of this name. Raises: ConfigError naming the nearest match."""
+    """Return the aggregation of this name. Raises: ConfigError naming the nearest match."""
     return chosen(AGGREGATIONS, name, "aggregation")
 
 

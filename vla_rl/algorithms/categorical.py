@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """H = -sum_v p_v log p_v of softmax(logits) over the last axis.
+    """Compute H = -sum_v p_v log p_v of softmax(logits) over the last axis.
 
     Args:
         logits: float [..., V], after temperature; -inf marks an impossible action and adds 0.

@@ -1,4 +1,4 @@
-"""Things that a config picks by name or by `module:function`, refused with the nearest match where the name is unknown."""
+"""Functions that a config picks by name or as `module:function`; unknown names are rejected with the nearest match."""
 
 import difflib
 import importlib
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def chosen(table: Mapping[str, T], name: str, kind: str) -> T:
-    """`table[name]`. Raises: ConfigError with the nearest match and all names, for a `kind` that is not there."""
+    """Return `table[name]`. Raises: ConfigError, with the nearest match and all names, if this `kind` has no such name."""
     check_choice(table, name, kind)
     return table[name]
 
@@ -26,12 +26,12 @@ def check_choice(names: Collection[str], name: str, kind: str) -> None:
 
 
 def is_function_path(name: str) -> bool:
-    """Whether a name has the form `module:function`."""
+    """Return whether a name has the form `module:function`."""
     return ":" in name
 
 
 def load_function(path: str, kind: str) -> Any:
-    """The function that `module:function` names. Raises: ConfigError where there is no such module or function."""
+    """Return the function that `module:function` names. Raises: ConfigError if there is no such module or function."""
     module_name, _, function_name = path.partition(":")
     try:
         module = importlib.import_module(module_name)

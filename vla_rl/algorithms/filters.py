@@ -1,7 +1,7 @@
-"""Which groups and which tokens are worth an update: decisions without state, and settings nothing could satisfy.
+"""Filters of groups and tokens, without state, and checks for settings that no group can satisfy.
 
-A filtered group is replaced by the scheduler (`keep=`), which gives its capacity back at once and ends a run in which
-nothing is ever kept (`max_filtered_in_a_row`). A masked trajectory stays in its group: it still counts in the baseline.
+The scheduler replaces a filtered group (`keep=`), frees its capacity at once, and ends a run in which no group is ever kept
+(`max_filtered_in_a_row`). A masked trajectory stays in its group: it still counts in the baseline.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,16 @@ from vla_rl.types import Config
 
 
 def within_accuracy(success_rate: float, lowest: float, highest: float) -> bool:
-    """Whether a group is neither too hard nor too easy: lowest <= success_rate <= highest, both ends included.
+    """Return whether a group is neither too hard nor too easy: lowest <= success_rate <= highest, both ends included.
 
-    SimpleVLA-RL's accuracy bounds (Li et al. 2025, arXiv:2509.09674), there 0.1 and 0.9; [0, 1] keeps every group.
+    These are SimpleVLA-RL's accuracy bounds (Li et al. 2025, arXiv:2509.09674), which uses 0.1 and 0.9; [0, 1] keeps every
+    group.
 
     Args:
         success_rate: share of the group's members that solved the task, in [0, 1].
         lowest, highest: the bounds, 0 <= lowest <= highest <= 1.
 
-    Raises: ConfigError for bounds that nothing can satisfy.
+    Raises: ConfigError for bounds that no rate can satisfy.
     """
     if not 0.0 <= lowest <= highest <= 1.0:
         raise ConfigError(f"accuracy bounds are [{lowest}, {highest}], expected 0 <= lowest <= highest <= 1.")
@@ -30,17 +31,16 @@ def within_accuracy(success_rate: float, lowest: float, highest: float) -> bool:
 
 
 def has_equal_rewards(rewards: Sequence[float]) -> bool:
-    """Whether all rewards of a group are the same, so that its advantages are all 0 (DAPO's dynamic sampling,
-    Yu et al. 2025, arXiv:2503.14476, section 3.2, which samples again until this is False). Empty or of one: True.
-    """
+    """Return whether all rewards of a group are the same, so that its advantages are all 0; True for an empty group or
+    one member. DAPO's dynamic sampling samples until this is False (Yu et al. 2025, arXiv:2503.14476, section 3.2)."""
     return len(rewards) < 2 or min(rewards) == max(rewards)
 
 
 def require_satisfiable(group_size: int, lowest: float, highest: float, needs_difference: bool = False) -> None:
-    """Refuse accuracy bounds that no group of this size can meet, before a run plays for ever.
+    """Reject accuracy bounds that no group of this size can meet, before a run filters groups for ever.
 
     Args:
-        group_size: members of a group; their success rate is k / group_size for a whole k.
+        group_size: number of members of a group; their success rate is k / group_size for a whole k.
         lowest, highest: the bounds of `within_accuracy`.
         needs_difference: groups that are all solved or all failed are filtered too.
 
@@ -59,13 +59,13 @@ class OverlongConfig(Config, frozen=True, kw_only=True):
     """DAPO's soft penalty on long episodes."""
 
     max_length: int | None = None
-    """Length at which the penalty is whole, in tokens; none leaves the penalty out."""
+    """Length, in tokens, from which the full penalty applies; none turns the penalty off."""
 
     buffer: int = 512
-    """The penalty grows from 0 over this many tokens, up to `max_length`."""
+    """Number of tokens, up to `max_length`, over which the penalty grows from 0 to `factor`."""
 
     factor: float = 1.0
-    """What a trajectory of `max_length` or more loses."""
+    """Reward that a trajectory of `max_length` or more loses."""
 
     def __post_init__(self) -> None:
         fits = self.max_length is None or 1 <= self.buffer <= self.max_length
@@ -74,7 +74,7 @@ class OverlongConfig(Config, frozen=True, kw_only=True):
 
 
 def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDArray[np.float32]:
-    """DAPO's soft punishment, to be added to the rewards (arXiv:2503.14476, section 3.4, eq. 13).
+    """Compute DAPO's soft overlong punishment, to be added to the rewards (arXiv:2503.14476, section 3.4, eq. 13).
 
         -factor * clip((length - (max_length - buffer)) / buffer, 0, 1)
 
@@ -82,7 +82,7 @@ def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDA
         lengths: [N], in the unit of `config.max_length`.
         config: the penalty.
 
-    Returns: float32 [N] in [-factor, 0]. (verl lets it fall further beyond `max_length`.)
+    Returns: float32 [N] in [-factor, 0]. (In verl it falls further beyond `max_length`.)
     """
     if config.max_length is None:
         return np.zeros(len(lengths), dtype=np.float32)
@@ -91,10 +91,10 @@ def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDA
 
 
 def overlong_filter(mask: NDArray[np.bool_], is_truncated: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The mask without trajectories that were cut off: DAPO's overlong filtering (arXiv:2503.14476, section 3.4).
+    """Remove cut-off trajectories from a mask: DAPO's overlong filtering (arXiv:2503.14476, section 3.4).
 
-    To be applied after the advantages are made, so that those trajectories still count in their group's baseline; their
-    tokens leave the denominators of the loss too.
+    Apply it after the advantages are computed, so that these trajectories still count in their group's baseline. Their
+    tokens are removed from the denominators of the loss too.
 
     Args:
         mask: bool [N, S]. is_truncated: bool [N].
@@ -103,6 +103,6 @@ def overlong_filter(mask: NDArray[np.bool_], is_truncated: NDArray[np.bool_]) ->
     """
     if is_truncated.shape != mask.shape[:1]:
         raise ValueError(
-            f"is_truncated is {list(is_truncated.shape)}, expected {list(mask.shape[:1])}: one a row of mask."
+            f"is_truncated is {list(is_truncated.shape)}, expected {list(mask.shape[:1])}: one per row of mask."
         )
     return np.asarray(mask & ~is_truncated[:, None], dtype=np.bool_)

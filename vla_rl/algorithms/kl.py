@@ -15,42 +15,42 @@ from vla_rl.algorithms.precision import full_precision
 
 MAX_LOG_RATIO: Final = 20.0
 MAX_K3: Final = 10.0
-"""k3 grows exponentially, so one far token could outweigh all others; it is clamped to this, without a gradient beyond."""
+"""Upper bound of k3, without a gradient beyond. k3 grows exponentially, so one far token could outweigh all others."""
 
 KlEstimator: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(log_prob, reference_log_prob) -> an estimate for each token."""
+"""Function from (log_prob, reference_log_prob) to an estimate for each token."""
 
 
 def k1(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """-d: unbiased, high variance, may be negative."""
+    """Compute -d: unbiased, high variance, may be negative."""
     return -_difference(log_prob, reference_log_prob)
 
 
 def absolute(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """|d|: not an estimate of the divergence, but bounded in its gradient."""
+    """Compute |d|: not an estimate of the divergence, but bounded in its gradient."""
     return _difference(log_prob, reference_log_prob).abs()
 
 
 def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """d**2 / 2: biased, low variance, >= 0; the gradient to use in a loss."""
+    """Compute d**2 / 2: biased, low variance, >= 0; the gradient to use in a loss."""
     return 0.5 * _difference(log_prob, reference_log_prob).square()
 
 
 def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """min(exp(d) - d - 1, 10): unbiased up to the clamp, low variance, >= 0; the value to log."""
+    """Compute min(exp(d) - d - 1, 10): unbiased up to the clamp, low variance, >= 0; the value to log."""
     difference = _difference(log_prob, reference_log_prob)
     return (difference.expm1() - difference).clamp(max=MAX_K3)
 
 
 def k3_plus(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """sg(k3 - k2) + k2: the value of k3, the gradient of k2 (straight-through); the one to use as a loss."""
+    """Compute sg(k3 - k2) + k2: the value of k3 with the gradient of k2 (straight-through); the one to use as a loss."""
     gradient = k2(log_prob, reference_log_prob)
     return k3(log_prob, reference_log_prob).detach() - gradient.detach() + gradient
 
 
 def importance_weighted_k3(log_prob: Tensor, behavior_log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """rho * k3 with rho = exp(log_prob - behavior_log_prob): unbiased where older weights acted, with its gradient through
-    both factors (DeepSeek-V3.2, arXiv:2512.02556). The log-ratio is clamped to +-20."""
+    """Compute rho * k3 with rho = exp(log_prob - behavior_log_prob), clamped to a log-ratio of +-20: unbiased for
+    samples of older weights, with a gradient through both factors (DeepSeek-V3.2, arXiv:2512.02556)."""
     log_ratio = full_precision(log_prob) - full_precision(behavior_log_prob.detach())
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * k3(log_prob, reference_log_prob)
 
@@ -58,7 +58,8 @@ def importance_weighted_k3(log_prob: Tensor, behavior_log_prob: Tensor, referenc
 KL_ESTIMATORS: Final = MappingProxyType[str, KlEstimator](
     {"k1": k1, "abs": absolute, "k2": k2, "k3": k3, "k3_plus": k3_plus}
 )
-"""Estimators by the name that a config uses; it may also name `importance_weighted_k3`, which looks at a third policy."""
+"""Estimators by the name that a config uses. A config may also name `importance_weighted_k3`, which needs a third
+policy."""
 
 
 def _difference(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:

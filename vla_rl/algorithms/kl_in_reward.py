@@ -1,6 +1,6 @@
-"""A penalty on the distance from the reference policy as part of the reward, and its weight. NumPy.
+"""Penalty on the distance from the reference policy as part of the reward, and its weight. NumPy.
 
-    token by token:  r_t -= coef * KL_t      before advantages are made, so that later tokens answer for it too
+    token by token:  r_t -= coef * KL_t      before advantages are computed, so that it also counts for earlier tokens
 
 Called by the reward node. The KL values are those of `vla_rl.algorithms.kl` for the weights that acted.
 """
@@ -13,28 +13,29 @@ from numpy.typing import NDArray
 from vla_rl.types import Config
 
 MAX_RELATIVE_ERROR = 0.2
-"""The adaptive coefficient answers to no more than this relative error at a time."""
+"""Largest relative error to which the adaptive coefficient reacts in one update."""
 
 
 MIN_FACTOR = 0.5
-"""The adaptive coefficient at most halves in an update, however many samples that has: from 0 it would never come back."""
+"""Smallest factor on the adaptive coefficient in one update, whatever the number of samples: it could not recover from
+0."""
 
 
 class KlRewardConfig(Config, frozen=True, kw_only=True):
-    """The weight of the penalty: fixed, or adapted towards a target."""
+    """Weight of the penalty: fixed, or adapted towards a target."""
 
     coef: float = 0.0
-    """Weight of the penalty, at first if it is adapted; 0 leaves it out."""
+    """Weight of the penalty; the initial weight if `target` is set. 0 turns the penalty off."""
 
     target: float | None = None
-    """Mean KL per token that an adaptive weight steers to; none keeps the weight fixed."""
+    """Mean KL per token towards which the weight is adapted; none keeps the weight fixed."""
 
     average: Literal["tokens", "trajectories"] = "tokens"
-    """Mean that an adaptive weight compares with the target: over all tokens of the update, or over trajectories, each with
-    the mean over its own tokens, so that a short one counts as much as a long one (verl, siiRL)."""
+    """Mean that is compared with `target`: over all tokens of the update, or over trajectories, each with the mean over
+    its own tokens, so that a short one counts as much as a long one (verl, siiRL)."""
 
     horizon: int = 10_000
-    """Samples over which an adaptive weight answers; larger is slower."""
+    """Number of samples over which the weight is adapted; larger values adapt more slowly."""
 
     def __post_init__(self) -> None:
         self.require(0.0 <= self.coef < float("inf"), "coef", "a finite weight >= 0")
@@ -46,15 +47,15 @@ class KlRewardConfig(Config, frozen=True, kw_only=True):
 def penalised_rewards(
     step_rewards: NDArray[np.floating], kl: NDArray[np.floating], mask: NDArray[np.bool_], coef: float
 ) -> tuple[NDArray[np.float64], float]:
-    """r_t - coef * KL_t (Ouyang et al. 2022, arXiv:2203.02155, section 3.5).
+    """Compute r_t - coef * KL_t (Ouyang et al. 2022, arXiv:2203.02155, section 3.5).
 
     Args:
-        step_rewards: float [N, S], 0 where masked; the outcome sits on the last step that acted.
-        kl: float [N, S], of each step; anything where masked.
+        step_rewards: float [N, S], 0 where masked; the outcome is on the last step that acted.
+        kl: float [N, S], KL of each step; anything where masked.
         mask: bool [N, S], True where the policy acted.
-        coef: the weight.
+        coef: weight of the penalty.
 
-    Returns: float64 [N, S], 0 where masked, and the mean KL over unmasked steps (0 where there is none).
+    Returns: float64 [N, S], 0 where masked, and the mean KL over unmasked steps (0 if there are none).
     Raises: ValueError for shapes that differ or a KL that is not finite.
     """
     if step_rewards.shape != mask.shape or kl.shape != mask.shape:
@@ -92,15 +93,16 @@ def mean_kl(
 
 
 def next_kl_coef(config: KlRewardConfig, coef: float, observed_kl: float, num_samples: int) -> float:
-    """The weight after an update (Ziegler et al. 2019, arXiv:1909.08593, section 2.2); `config.coef` where it is fixed.
+    """Return the weight after an update (Ziegler et al. 2019, arXiv:1909.08593, section 2.2); `config.coef` if it is
+    fixed.
 
         coef * max(1 + clip(observed / target - 1, -0.2, 0.2) * num_samples / horizon, 0.5)
 
     Args:
         config: target and horizon.
-        coef: the weight until now, `config.coef` at first; it is all the state there is, so a checkpoint holds one number.
+        coef: the current weight, `config.coef` at first; it is the only state, so a checkpoint holds one number.
         observed_kl: mean KL per token of the update, from `mean_kl`.
-        num_samples: trajectories of the update.
+        num_samples: number of trajectories of the update.
     """
     if config.target is None:
         return config.coef

@@ -1,4 +1,4 @@
-"""What several tries at the same problems say of a policy: their mean, the best of some, and what the majority says."""
+"""Metrics of several tries at the same problems: mean reward, best of some tries, and reward of the majority's answer."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def best_at(rewards: NDArray[np.floating], num: int) -> float:
-    """Mean over problems of the expected best reward among `num` of a problem's tries, drawn without replacement.
+    """Compute the mean over problems of the expected best reward among `num` tries, drawn without replacement.
 
         best@m = mean over problems of sum_i r_(i) C(i-1, m-1) / C(n, m),   r_(1) <= ... <= r_(n)
 
@@ -29,7 +29,8 @@ def best_at(rewards: NDArray[np.floating], num: int) -> float:
 
 
 def majority_at(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]]) -> float:
-    """Mean over problems of the reward of the answer that most of its tries gave; of equals, the one that came first.
+    """Compute the mean reward of each problem's most frequent answer; of equally frequent ones, the answer that came
+    first.
 
     Args:
         rewards: float [problems, n].
@@ -47,7 +48,7 @@ def majority_at(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]])
 def validation_metrics(
     rewards: NDArray[np.floating], answers: Sequence[Sequence[str]] | None = None
 ) -> dict[str, float]:
-    """`mean`, `best@m` for each m = 2, 4, 8, ... up to n and n itself, and `maj@n` where the answers are known.
+    """Compute `mean`, `best@m` for m = 2, 4, 8, ... up to n and n itself, and `maj@n` if the answers are known.
 
     Args:
         rewards: float [problems, n].

@@ -1,4 +1,4 @@
-"""The rewards of recorded trajectories as a `RewardBatch`: one step a decision, a control step, or a token."""
+"""Rewards of recorded trajectories as a `RewardBatch`, in which a step is a decision, a control step or a token."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -10,7 +10,7 @@ from vla_rl.algorithms.advantages.reward_batch import Floats, RewardBatch
 from vla_rl.types import Step, Trajectory, agents_of
 
 StepLevel: TypeAlias = Literal["chunk", "action", "token"]
-"""What gets an advantage of its own: a decision, a control step that ran, or a token of one."""
+"""Unit with an advantage of its own: a decision, an executed control step, or a token of one."""
 
 
 def reward_batch_of(
@@ -23,15 +23,15 @@ def reward_batch_of(
     final_values: Floats | None = None,
     greedy_rewards: Floats | None = None,
 ) -> RewardBatch:
-    """Everything that an estimator may need, from trajectories.
+    """Collect everything that an estimator may need from trajectories.
 
-    Only what was executed has a step: the batch ends at the exact control step that ended the episode. At the level "chunk"
-    a step's reward is the sum over its control steps; at "token" a control step's reward and duration sit on its last token.
+    Only executed control steps count: the batch ends at the exact control step that ended the episode. At the level "chunk"
+    a step's reward is the sum over its control steps; at "token" a control step's last token gets its reward and duration.
 
     Args:
-        trajectories: N of them, all groups of the update.
+        trajectories: N trajectories, all groups of the update.
         rewards: float [N], their outcomes; None takes the sums of the step rewards.
-        level: what a step is.
+        level: unit of a step.
         step_rewards: N arrays float [steps]; None takes the environment's, unless `rewards` are given.
         values: N arrays float [steps], the critic's estimate before each step.
         final_values: float [N], its estimate for each final observation.
@@ -63,7 +63,7 @@ def reward_batch_of(
 
 
 def _agents(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.int64]:
-    """int64 [N, S]: who decided each step, as a place in the sorted names of all that did."""
+    """Return int64 [N, S], the agent that decided each step, as an index in the sorted names of all deciding agents."""
     number_of = {name: number for number, name in enumerate(sorted(agents_of(trajectories)))}
     rows = [
         [number_of[step.agent] for step in trajectory.steps for _ in _by_level(step, level)[1]]
@@ -73,7 +73,7 @@ def _agents(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.
 
 
 def _by_level(step: Step, level: StepLevel) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rewards and durations of one decision's steps, float64 [steps of it]."""
+    """Return rewards and durations of one decision's steps, float64 [number of steps]."""
     rewards = np.asarray(step.rewards, dtype=np.float64)
     if level == "chunk":
         return np.array([rewards.sum()]), np.array([float(len(rewards))])

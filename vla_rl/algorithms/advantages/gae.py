@@ -1,8 +1,8 @@
-"""Generalised advantage estimation, for whatever a step is: a token, a control step, or an action chunk.
+"""Generalised advantage estimation, for steps of any kind: a token, a control step, or an action chunk.
 
-The level is that of the values: one critic estimate a token, a control step, or a decision. Two endings differ: where the
-task itself ended the episode nothing follows, but a time limit cuts off a world that would have gone on, and the critic's
-estimate after the last step stands for what would have followed.
+The kind of step is that of the values: one critic estimate per token, control step, or decision. Two endings differ: if the
+task itself ended the episode, no reward can follow; if a time limit cut it off, the critic's estimate after the last step
+stands for the rewards that would have followed.
 """
 
 import numpy as np
@@ -18,13 +18,13 @@ def gae(batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: b
 
         delta_t = r_t + gamma^n_t V_(t+1) - V_t
         A_t     = delta_t + gamma^n_t lam A_(t+1);    R_t = A_t + V_t, before A is whitened
-        after the last step: V = 0 where `is_terminated`, else `final_values`; A = 0
+        after the last step: V = 0 if `is_terminated`, else `final_values`; A = 0
 
     n_t is `durations`, the control steps of step t, or 1; so a chunk that was cut short discounts less. t + 1 is the next
     step that acted: V and A are carried through masked steps (observations, tool answers), not reset. Rewards within one
     step are not discounted against each other.
 
-    Needs `mask`, `values`, `is_terminated`, and `final_values` where an episode was cut off. Whitening is over all unmasked
+    Needs `mask`, `values`, `is_terminated`, and `final_values` if an episode was cut off. Whitening is over all unmasked
     steps of the batch.
     """
     advantage, returns, mask = _estimate(batch, gamma, lam, "gae")
@@ -35,9 +35,9 @@ def gae(batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: b
 def marft_gae(batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: bool = True) -> Advantages:
     """GAE for agents that act one after the other in a shared episode (MARFT, Liao et al. 2025, arXiv:2504.16129).
 
-    The steps of all agents stand in one row in the order of acting: turn by turn, agent by agent, token by token. The value
-    that follows an agent's last token is then the first one of the next agent, and after the last agent that of the next
-    turn's first. Whitening is per agent over the batch, so that an agent with small advantages learns too.
+    The steps of all agents are in one row in the order of acting: turn by turn, agent by agent, token by token. The value
+    that follows an agent's last token is the first value of the next agent, or, after the last agent, of the first agent in
+    the next turn. Whitening is per agent over the batch, so that an agent with small advantages learns too.
 
     Needs what `gae` needs, and `agents`.
     """
@@ -52,7 +52,7 @@ def marft_gae(batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whi
 def _estimate(
     batch: RewardBatch, gamma: float, lam: float, needed_by: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Advantages and returns, float64 [N, S], 0 where masked; and the mask."""
+    """Compute advantages and returns, float64 [N, S], 0 where masked; return them with the mask."""
     mask, rewards = batch.need_mask(needed_by), batch.rewards_by_step(needed_by)
     values = np.where(mask, batch.need("values", needed_by), 0.0)
     next_value = _values_after_the_end(batch, needed_by)
@@ -70,7 +70,7 @@ def _estimate(
 
 
 def _values_after_the_end(batch: RewardBatch, needed_by: str) -> NDArray[np.float64]:
-    """float64 [N]: 0 where the task ended the episode, else the critic's estimate."""
+    """Return float64 [N]: 0 if the task ended the episode, else the critic's estimate."""
     is_terminated = batch.need("is_terminated", needed_by) != 0.0
     if is_terminated.all():
         return np.zeros(len(batch))

@@ -1,7 +1,7 @@
-"""How much better a trajectory was than the others of its group: one number a trajectory, before any gradient.
+"""Advantages relative to the other members of a group: one number per trajectory, before any gradient.
 
-Rewards of a group that are all equal, or of a group of one, give exact zeros: such a group teaches nothing. (Others hand a
-lone trajectory its raw reward.)
+A group whose rewards are all equal, or a group of one, gets exact zeros: it teaches nothing. (Other systems give a lone
+trajectory its raw reward.)
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ STD_EPSILON: Final = 1e-6
 
 
 def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.float32]:
-    """GRPO's outcome advantage (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); without the std, Dr. GRPO's.
+    """Compute GRPO's outcome advantage (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); without the std, Dr. GRPO's.
 
         A_i = (r_i - mean(r)) / (std(r) + 1e-6)      normalise_std=True
         A_i =  r_i - mean(r)                         normalise_std=False (Liu et al. 2025, arXiv:2503.20783)
 
     Args:
         rewards: [G], the outcome of each member of one group.
-        normalise_std: divide by the group's standard deviation; it is the unbiased one (n - 1).
+        normalise_std: divide by the group's unbiased standard deviation (n - 1).
 
     Returns: float32 [G]. Raises: ValueError for a reward that is not finite.
     """
@@ -40,7 +40,7 @@ def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.
 
 
 def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
-    """RLOO's advantage (Ahmadian et al. 2024, arXiv:2402.14740): the others of the group are the baseline.
+    """Compute RLOO's advantage (Ahmadian et al. 2024, arXiv:2402.14740), with the others of the group as the baseline.
 
         A_i = r_i - mean of the other G - 1 rewards = (r_i - mean(r)) * G / (G - 1)
 
@@ -57,11 +57,12 @@ def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
 
 
 def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
-    """MaxRL's advantage for rewards of 0 and 1 (arXiv:2602.02710): a hard group weighs as much as in maximum likelihood.
+    """Compute MaxRL's advantage for rewards of 0 and 1 (arXiv:2602.02710): hard groups weigh as much as in maximum
+    likelihood.
 
         A_i = (r_i - mean(r)) / mean(r)              0 if the mean is not above 0
 
-    As prime-rl has it (`max_rl`). Rewards must not be negative.
+    Same as prime-rl's `max_rl`. Rewards must not be negative.
 
     Args:
         rewards: [G], each >= 0.
@@ -77,11 +78,11 @@ def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
 
 
 def best_of_group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.float32]:
-    """Pass@k's advantage: only the best member of a group is taught (Tang et al. 2025, arXiv:2503.19595).
+    """Compute pass@k's advantage: only the best member of a group gets one (Tang et al. 2025, arXiv:2503.19595).
 
         A_best = (r_best - r_second) / (std(r) + 1e-6),  A of all others = 0
 
-    Two best members that are equal give zeros. `normalise_std=False` leaves the division out.
+    If the two best members are equal, all advantages are 0. `normalise_std=False` leaves the division out.
 
     Args:
         rewards: [G], the outcome of each member of one group.
@@ -99,35 +100,36 @@ def best_of_group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDA
 
 
 def grpo(batch: RewardBatch) -> Advantages:
-    """`group_advantage` of every group. Needs `group`."""
+    """Apply `group_advantage` to every group. Needs `group`."""
     return by_group(batch, group_advantage, "grpo")
 
 
 def dr_grpo(batch: RewardBatch) -> Advantages:
-    """`group_advantage` without the standard deviation, of every group; also CPGD's unweighted advantage. Needs `group`.
+    """Apply `group_advantage` without the standard deviation to every group; also CPGD's unweighted advantage. Needs
+    `group`.
 
-    Belongs with the aggregation `seq_mean_token_sum_norm`.
+    Use it with the aggregation `seq_mean_token_sum_norm`.
     """
     return by_group(batch, lambda rewards: group_advantage(rewards, normalise_std=False), "dr_grpo")
 
 
 def rloo(batch: RewardBatch) -> Advantages:
-    """`leave_one_out_advantage` of every group. Needs `group`."""
+    """Apply `leave_one_out_advantage` to every group. Needs `group`."""
     return by_group(batch, leave_one_out_advantage, "rloo")
 
 
 def max_rl(batch: RewardBatch) -> Advantages:
-    """`max_likelihood_advantage` of every group. Needs `group`."""
+    """Apply `max_likelihood_advantage` to every group. Needs `group`."""
     return by_group(batch, max_likelihood_advantage, "max_rl")
 
 
 def pass_at_k(batch: RewardBatch, *, normalise_std: bool = True) -> Advantages:
-    """`best_of_group_advantage` of every group. Needs `group`."""
+    """Apply `best_of_group_advantage` to every group. Needs `group`."""
     return by_group(batch, lambda rewards: best_of_group_advantage(rewards, normalise_std), "pass_at_k")
 
 
 def by_group(batch: RewardBatch, advantage: Callable[[Rewards], NDArray[np.float32]], needed_by: str) -> Advantages:
-    """An advantage of one group's rewards, float [G] -> float32 [G], applied to every group of a batch."""
+    """Apply an advantage of one group's rewards, float [G] -> float32 [G], to every group of a batch."""
     outcome = np.zeros(len(batch), dtype=np.float32)
     for rows in batch.groups(needed_by):
         outcome[rows] = advantage(batch.rewards[rows])

@@ -1,6 +1,6 @@
-"""Advantages against baselines that are more than the mean of a group, and weights between groups.
+"""Advantages against baselines other than a group's mean, and with weights between groups.
 
-One number a trajectory, as in `group_baselines`; groups that are all equal, and groups of one, get exact zeros here too.
+One number per trajectory, as in `group_baselines`; groups with equal rewards and groups of one get exact zeros here too.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from vla_rl.algorithms.advantages.reward_batch import Advantages, RewardBatch, o
 
 
 def opo(batch: RewardBatch) -> Advantages:
-    """OPO: the baseline of least variance where gradients grow with the length (Hao et al. 2025, arXiv:2505.23585).
+    """OPO: the baseline of least variance if gradients grow with the length (Hao et al. 2025, arXiv:2505.23585).
 
         A_i = r_i - sum_j len_j r_j / sum_j len_j        over the members j of i's group
 
@@ -33,7 +33,7 @@ def opo(batch: RewardBatch) -> Advantages:
 def remax(batch: RewardBatch) -> Advantages:
     """ReMax: the greedy policy's outcome from the same start is the baseline (Li et al. 2023, arXiv:2310.10505).
 
-        A_t = sum of rewards from t on - r_greedy;       A = r - r_greedy where only an outcome is known
+        A_t = sum of rewards from t on - r_greedy;       A = r - r_greedy if only an outcome is known
 
     Needs `greedy_rewards`, and no group.
     """
@@ -46,7 +46,7 @@ def remax(batch: RewardBatch) -> Advantages:
 
 
 def gpg(batch: RewardBatch) -> Advantages:
-    """GPG: make up for the trajectories that teach nothing (Chu et al. 2025, arXiv:2504.02546).
+    """GPG: compensate for the trajectories that teach nothing (Chu et al. 2025, arXiv:2504.02546).
 
         A_i = (r_i - mean(group)) * N / number of trajectories whose group is not all equal
 
@@ -60,7 +60,7 @@ def gpg(batch: RewardBatch) -> Advantages:
 
 
 def cpgd_filter(batch: RewardBatch, *, max_weight: float = 3.0) -> Advantages:
-    """CPGD's weight that acts like a filter (Liu et al. 2025, arXiv:2505.12504).
+    """CPGD's weight that filters groups (Liu et al. 2025, arXiv:2505.12504).
 
         A_i = (r_i - mean(group)) * min(number of groups / number of groups that are not all equal, max_weight)
 

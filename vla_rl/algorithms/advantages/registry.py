@@ -32,13 +32,13 @@ ADVANTAGES: Final = MappingProxyType[str, Callable[..., Advantages]](
         "marft_gae": marft_gae,
     }
 )
-"""Estimators by name; their keyword arguments are `ADVANTAGE_PARAMETERS[name]`."""
+"""Estimators by name. Their keyword arguments are `ADVANTAGE_PARAMETERS[name]`."""
 
 
 def advantage_estimator(config: AdvantageConfig) -> AdvantageEstimator:
-    """The estimator that a config describes, ready to be called with a `RewardBatch`.
+    """Return the estimator that a config describes, to be called with a `RewardBatch`.
 
-    Raises: ConfigError for a name that is neither known nor a function, or a parameter that one's own function lacks.
+    Raises: ConfigError for a name that is neither known nor a function, or a parameter that a custom function lacks.
     """
     if not is_function_path(config.name):
         return partial(chosen(ADVANTAGES, config.name, "advantage"), **config.parameters)

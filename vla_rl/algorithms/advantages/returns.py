@@ -1,4 +1,4 @@
-"""Returns without a critic, and the advantages made of them."""
+"""Returns without a critic, and advantages computed from them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,9 @@ from vla_rl.algorithms.advantages.whitening import whiten
 def discounted_returns(
     rewards: NDArray[np.float64], mask: NDArray[np.bool_], discounts: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """R_t = r_t + discount_t * R_(next step that acted).
+    """Compute R_t = r_t + discount_t * R_(next step that acted).
 
-    Steps that did not act are stepped over: they neither reset the return, as other systems do, nor discount it.
+    Steps that did not act are skipped: they neither reset the return, as in other systems, nor discount it.
 
     Args:
         rewards: float64 [N, S], 0 where masked.
@@ -32,7 +32,7 @@ def discounted_returns(
 
 
 def step_discounts(batch: RewardBatch, gamma: float) -> NDArray[np.float64]:
-    """float64 [N, S]: gamma ** durations, or gamma for every step."""
+    """Return the discounts, float64 [N, S]: gamma ** durations, or gamma for every step."""
     durations = np.ones(batch.need_mask("a discounted return").shape) if batch.durations is None else batch.durations
     return np.asarray(np.power(gamma, durations), dtype=np.float64)
 
@@ -42,7 +42,7 @@ def reinforce_plus_plus(batch: RewardBatch, *, gamma: float = 1.0) -> Advantages
 
         A = whiten(R),   R_t = r_t + gamma * R_(t+1)
 
-    Needs `mask`. A time limit is an end like any other here: without a critic there is nothing to bootstrap from.
+    Needs `mask`. A time limit counts as a normal end: without a critic there is no value to bootstrap from.
     """
     mask = batch.need_mask("reinforce_plus_plus")
     returns = discounted_returns(batch.rewards_by_step("reinforce_plus_plus"), mask, step_discounts(batch, gamma))
@@ -52,7 +52,7 @@ def reinforce_plus_plus(batch: RewardBatch, *, gamma: float = 1.0) -> Advantages
 def reinforce_plus_plus_baseline(batch: RewardBatch) -> Advantages:
     """REINFORCE++ with a baseline: centred within the group, scaled over the batch (arXiv:2501.03262).
 
-        A = whiten(r_i - mean(group)), over all steps where there is a mask, else over trajectories
+        A = whiten(r_i - mean(group)), over all steps if there is a mask, else over trajectories
 
     Needs `group`.
     """

@@ -1,6 +1,6 @@
-"""What every advantage estimator is given, and what it returns: one signature for all of them.
+"""Input and output of every advantage estimator: one signature for all of them.
 
-Legend: N trajectories of one update (all groups, all ranks), S steps. A step is whatever gets an advantage of its own: an
+Legend: N trajectories of one update (all groups, all ranks), S steps. A step is the unit with an advantage of its own: an
 action chunk (one decision), a control step, or a token; rows are padded to the longest.
 """
 
@@ -16,23 +16,23 @@ Floats: TypeAlias = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """The rewards of one update. Only `rewards` is always needed; an estimator names what else it misses.
+    """The rewards of one update. Only `rewards` is always required; an estimator reports other fields that it lacks.
 
     Attributes:
         rewards: float [N], the outcome of each trajectory.
-        group: int [N], any number that says which trajectories are compared with each other.
-        episode_ids: int [N], to name a trajectory in an error; without them its row is named.
-        mask: bool [N, S], True where the policy acted. False after the end, and at steps that were not the policy's own.
+        group: int [N], group ids; trajectories with the same id are compared with each other.
+        episode_ids: int [N], names of the trajectories in errors; without them, errors name the row.
+        mask: bool [N, S], True where the policy acted. False after the end, and at steps that the policy did not choose.
         step_rewards: float [N, S], reward of each step, 0 where masked; None puts `rewards` on the last step that acted.
         values: float [N, S], the critic's estimate before each step; anything where masked.
-        final_values: float [N], its estimate after the last step, used where the episode was cut off.
-        is_terminated: bool [N], True where the task itself ended the episode; False where a time limit cut it off.
+        final_values: float [N], its estimate after the last step, used if the episode was cut off.
+        is_terminated: bool [N], True if the task itself ended the episode; False if a time limit cut it off.
         durations: int [N, S], control steps that each step took; discounts are per control step then. None: 1 each.
         num_tokens: float [N], length of each trajectory, for baselines weighted by it.
         greedy_rewards: float [N], outcome of the greedy policy from the same start.
-        agents: int [N, S], who acted, for several agents that act in turns.
+        agents: int [N, S], the agent that acted, for several agents that act in turns.
 
-    Raises: ValueError for sizes that do not fit, or a number that is not finite, naming the trajectory.
+    Raises: ValueError, naming the trajectory, for sizes that do not fit, or a number that is not finite.
     """
 
     rewards: Floats
@@ -50,7 +50,7 @@ class RewardBatch:
 
     def __post_init__(self) -> None:
         if self.rewards.ndim != 1:
-            raise ValueError(f"rewards are {list(self.rewards.shape)}, expected [N]: one outcome a trajectory.")
+            raise ValueError(f"rewards are {list(self.rewards.shape)}, expected [N]: one outcome per trajectory.")
         num = len(self.rewards)
         for name in ("group", "episode_ids", "final_values", "is_terminated", "num_tokens", "greedy_rewards"):
             self._check_shape(name, (num,))
@@ -66,25 +66,25 @@ class RewardBatch:
         return len(self.rewards)
 
     def need(self, name: str, needed_by: str) -> NDArray[np.float64]:
-        """A field as float64. Raises: ValueError where it is absent."""
+        """Return a field as float64. Raises: ValueError if it is None."""
         value = getattr(self, name)
         if value is None:
             raise ValueError(f"the advantage {needed_by!r} needs RewardBatch.{name}, but it is None; fill it in.")
         return np.asarray(value, dtype=np.float64)
 
     def need_mask(self, needed_by: str) -> NDArray[np.bool_]:
-        """The mask. Raises: ValueError where it is absent."""
+        """Return the mask. Raises: ValueError if it is None."""
         self.need("mask", needed_by)
         assert self.mask is not None
         return self.mask
 
     def groups(self, needed_by: str) -> list[NDArray[np.intp]]:
-        """The rows of each group, in order of first appearance. Raises: ValueError without `group`."""
+        """Return the rows of each group, in order of first appearance. Raises: ValueError without `group`."""
         of_row = self.need("group", needed_by)
         return [np.flatnonzero(of_row == number) for number in dict.fromkeys(of_row.tolist())]
 
     def rewards_by_step(self, needed_by: str) -> NDArray[np.float64]:
-        """float64 [N, S]: `step_rewards`, or the outcome on the last step that acted (no such step: nowhere)."""
+        """Return float64 [N, S]: `step_rewards`, or the outcome on the last step that acted (dropped if no step acted)."""
         mask = self.need_mask(needed_by)
         if self.step_rewards is not None:
             return np.asarray(self.step_rewards, dtype=np.float64)
@@ -95,7 +95,7 @@ class RewardBatch:
         return rewards
 
     def name_of(self, row: int) -> str:
-        """How an error calls the trajectory of a row."""
+        """Return the name of a row's trajectory for errors."""
         return f"trajectory {row}" if self.episode_ids is None else f"episode {self.episode_ids[row]}"
 
     def _check_shape(self, name: str, shape: tuple[int, ...] | None) -> None:
@@ -133,12 +133,12 @@ class RewardBatch:
 
 @dataclass(frozen=True)
 class Advantages:
-    """What an estimator returns.
+    """Output of an advantage estimator.
 
     Attributes:
-        advantage: float32 [N, S], 0 where masked; or [N, 1] where the batch has no mask: one number a trajectory.
-        returns: float32 [N, S], what a critic should have estimated; None where the estimator has no use for a critic.
-        mask: bool [N, S] of the batch.
+        advantage: float32 [N, S], 0 where masked; or [N, 1], one number per trajectory, if the batch has no mask.
+        returns: float32 [N, S], what a critic should have estimated; None if the estimator uses no critic.
+        mask: bool [N, S], mask of the batch.
     """
 
     advantage: NDArray[np.float32]
@@ -146,13 +146,13 @@ class Advantages:
     mask: NDArray[np.bool_] | None = None
 
     def per_trajectory(self) -> list[float | NDArray[np.float32]]:
-        """For each trajectory its one number, or float32 [steps] without the padding after its last step."""
+        """Return one number for each trajectory, or float32 [steps] without the padding after its last step."""
         if self.mask is None:
             return [float(row[0]) for row in self.advantage]
         return [row[: _length(acted)] for row, acted in zip(self.advantage, self.mask, strict=True)]
 
     def returns_per_trajectory(self) -> list[NDArray[np.float32]]:
-        """For each trajectory float32 [steps], the critic's targets. Raises: ValueError where there are none."""
+        """Return the critic's targets, float32 [steps] for each trajectory. Raises: ValueError if there are none."""
         if self.returns is None or self.mask is None:
             raise ValueError("this advantage has no returns, expected them from 'gae' or 'marft_gae'.")
         return [row[: _length(acted)] for row, acted in zip(self.returns, self.mask, strict=True)]
@@ -162,7 +162,7 @@ AdvantageEstimator: TypeAlias = Callable[[RewardBatch], Advantages]
 
 
 def outcome_advantages(batch: RewardBatch, outcome: NDArray[np.floating]) -> Advantages:
-    """The same advantage for every step of a trajectory: float [N] -> [N, S], 0 where masked, or [N, 1]."""
+    """Give every step of a trajectory the same advantage: float [N] -> [N, S], 0 where masked, or [N, 1]."""
     column = np.asarray(outcome, dtype=np.float32)[:, None]
     if batch.mask is None:
         return Advantages(column)
@@ -170,5 +170,5 @@ def outcome_advantages(batch: RewardBatch, outcome: NDArray[np.floating]) -> Adv
 
 
 def _length(acted: NDArray[np.bool_]) -> int:
-    """Steps up to the last that acted."""
+    """Return the number of steps up to the last one that acted."""
     return int(acted.nonzero()[0][-1]) + 1 if acted.any() else 0

@@ -1,4 +1,4 @@
-"""Mean 0 and standard deviation 1 over what is not masked."""
+"""Scaling to mean 0 and standard deviation 1 over the unmasked values."""
 
 from typing import Final
 
@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 VARIANCE_EPSILON: Final = 1e-8
-"""Added to the variance before its root is divided by."""
+"""Added to the variance before dividing by its square root."""
 
 
 def whiten(values: NDArray[np.floating], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(x - mean) / sqrt(var + 1e-8), with mean and the unbiased variance (n - 1) of all unmasked values.
+    """Compute (x - mean) / sqrt(var + 1e-8), with mean and unbiased variance (n - 1) over all unmasked values.
 
-    Hand in the values of all micro-batches and ranks at once. Masked values become 0 (elsewhere they keep a shifted
-    constant). A single value becomes 0; values that are all equal become 0.
+    Pass the values of all micro-batches and ranks at once. Masked values become 0 (in other systems they keep a shifted
+    constant). A single value becomes 0, and so do values that are all equal.
 
     Args:
         values: float [N, S]; anything where masked.

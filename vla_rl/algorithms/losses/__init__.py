@@ -1,7 +1,8 @@
-"""Policy losses, value loss and what corrects a trainer that disagrees with its engine.
+"""Policy losses, the value loss, and the correction of a trainer that disagrees with its engine.
 
-A policy loss is a function of a `TokenBatch` that returns one loss a token and additive diagnostics;
-`vla_rl.algorithms.aggregation` makes one number of it. Configs import in an instant; the rest brings torch when asked for.
+A policy loss is a function of a `TokenBatch` that returns one loss per token and additive diagnostics;
+`vla_rl.algorithms.aggregation` reduces them to one number. Importing the configs does not import torch; the other names do
+when they are first used.
 """
 
 from importlib import import_module

@@ -17,7 +17,7 @@ def clipped_surrogate(
     dual_clip: float | None = None,
     level: RatioLevel = "token",
 ) -> tuple[Tensor, Diagnostics]:
-    """PPO's clipped objective, negated to be a loss (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
+    """Compute PPO's clipped objective, negated to be a loss (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
 
         loss = max(-A * rho, -A * clamp(rho, 1 - clip_low, 1 + clip_high))
         loss = min(loss, -A * dual_clip)   where A < 0 (Ye et al. 2020, arXiv:1912.09729)
@@ -27,11 +27,11 @@ def clipped_surrogate(
     Args:
         batch: rho = exp(log_prob - behavior_log_prob), at `level`.
         clip_low, clip_high: trust region of the ratio, [1 - clip_low, 1 + clip_high].
-        dual_clip: bound c > 1 on the loss of tokens with a negative advantage and a large ratio; None leaves it out.
-        level: whose ratio is clipped; see `ratios`.
+        dual_clip: bound c > 1 on the loss of tokens with a negative advantage and a large ratio; None turns it off.
+        level: unit whose ratio is clipped; see `ratios`.
 
-    Returns: losses [B, T] with exact zeros where masked, and diagnostics; `clip_fraction` counts the tokens whose loss one
-    of the clips changed, which are those without a gradient.
+    Returns: losses [B, T] with exact zeros where masked, and diagnostics; `clip_fraction` counts the tokens whose loss a
+    clip changed; these have no gradient.
     """
     rho = ratios(batch, level)
     advantage, ratio = batch.masked_advantage, rho.ratio

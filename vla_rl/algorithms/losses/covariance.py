@@ -1,11 +1,12 @@
-"""Losses that hold entropy up where it falls fastest: at tokens whose log-prob and advantage vary together.
+"""Losses that slow the decay of entropy at the tokens where it decays fastest: those with high covariance of log-prob
+and advantage.
 
     cov_t = (A_t - mean A) * (log_prob_t - mean log_prob)
 
 Cui et al. 2025, "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", arXiv:2505.22617.
-Means and shares are those of the batch among which tokens are chosen. A learner chooses among a whole mini-batch and hands
-the choice on as `TokenBatch.chosen_tokens`, so that the gradient does not depend on the micro-batches; a loss that is called
-without it chooses among the tokens it is handed. The metric `covariance` is always around the means of those.
+Means and shares are those of the batch from which tokens are chosen. A learner chooses from a whole mini-batch and passes
+the choice as `TokenBatch.chosen_tokens`, so that the gradient does not depend on the micro-batches; without it, the loss
+chooses from the tokens of its own batch. The metric `covariance` always uses the means of the loss's own batch.
 """
 
 import dataclasses
@@ -28,9 +29,9 @@ def clip_cov(
     covariance_low: float,
     covariance_high: float,
 ) -> tuple[Tensor, Diagnostics]:
-    """The clipped surrogate, without a few tokens of high covariance.
+    """Compute the clipped surrogate, without a few tokens of high covariance.
 
-        loss = 0 for covariance_share of all tokens (at least one, where the share is above 0), taken from those with
+        loss = 0 for covariance_share of all tokens (at least one, if the share is above 0), taken from those with
                covariance_low < cov < covariance_high and an unclipped ratio;  PPO for the others
 
     The paper draws them at random; we take them evenly spaced among the candidates, so that a loss is a function.
@@ -62,7 +63,7 @@ def dropped_by_clip_cov(
     covariance_low: float,
     covariance_high: float,
 ) -> Tensor:
-    """bool [B, T]: the tokens that `clip_cov` leaves out."""
+    """Return the tokens that `clip_cov` leaves out, bool [B, T]."""
     losses, _ = clipped_surrogate(batch, clip_low=clip_low, clip_high=clip_high)
     covariance = token_covariance(batch)
     ratio = token_log_ratio(batch).detach().exp()
@@ -75,7 +76,7 @@ def dropped_by_clip_cov(
 
 
 def kl_cov(batch: TokenBatch, *, covariance_share: float, penalty_coef: float) -> tuple[Tensor, Diagnostics]:
-    """The unclipped surrogate, with a penalty on the tokens of the highest covariance.
+    """Compute the unclipped surrogate, with a penalty on the tokens of the highest covariance.
 
         loss = -A * rho, + penalty_coef * |log rho| for the covariance_share with the largest cov (at least one token)
 
@@ -93,14 +94,14 @@ def kl_cov(batch: TokenBatch, *, covariance_share: float, penalty_coef: float) -
 
 
 def penalised_by_kl_cov(batch: TokenBatch, *, covariance_share: float) -> Tensor:
-    """bool [B, T]: the tokens that `kl_cov` penalises."""
+    """Return the tokens that `kl_cov` penalises, bool [B, T]."""
     wanted = min(_count(batch, covariance_share), int(batch.mask.sum()))
     ranked = torch.where(batch.mask, token_covariance(batch), -torch.inf).flatten().topk(wanted).indices
     return _at(ranked, batch)
 
 
 def token_covariance(batch: TokenBatch) -> Tensor:
-    """float [B, T], constant: each token's share of the covariance of log-prob and advantage; 0 where masked."""
+    """Return each token's share of the covariance of log-prob and advantage: float [B, T], constant, 0 where masked."""
     log_prob, advantage = batch.masked_log_prob.detach(), batch.masked_advantage
     count = batch.mask.sum().clamp(min=1)
     centred = (advantage - advantage.sum() / count) * (log_prob - log_prob.sum() / count)
@@ -108,7 +109,7 @@ def token_covariance(batch: TokenBatch) -> Tensor:
 
 
 def _at(places: Tensor, batch: TokenBatch) -> Tensor:
-    """bool [B, T], True at places int64 [n] of the flattened batch."""
+    """Return bool [B, T], True at the indices int64 [n] of the flattened batch."""
     chosen = torch.zeros_like(batch.mask).flatten()
     chosen[places] = True
     return chosen.reshape(batch.mask.shape)

@@ -1,6 +1,6 @@
-"""PPO decoupled from the policy that acted: three policies, two ratios.
+"""Decoupled PPO: three policies, two ratios.
 
-behavior (the engine, maybe of older weights) ─► proximal (the trainer before this update) ─► current
+behavior (the engine, maybe with older weights) ─► proximal (the trainer before this update) ─► current
                     weight w, constant                        clipped ratio u
 """
 
@@ -26,14 +26,14 @@ def decoupled_surrogate(
     behavior_weight_cap: float = 5.0,
     level: RatioLevel = "token",
 ) -> tuple[Tensor, Diagnostics]:
-    """Weigh the clipped surrogate around the trainer's own recent weights by how those differ from the ones that acted.
+    """Clip around the trainer's own recent weights, and weigh tokens by how these differ from the weights that acted.
 
         loss = w * PPO(exp(log_prob - proximal_log_prob)),    w from `behavior_weights`, 0 where dropped
 
     Hilton et al. 2021, arXiv:2110.00641; AReaL, arXiv:2505.24298. Dropped tokens stay in the denominators, as in AReaL;
-    RLinf averages over those that are kept. At the level "sequence" the ratio is the mean over the tokens that are kept.
+    RLinf averages over those that are kept. At the level "sequence" the ratio is the mean over the kept tokens.
 
-    A trajectory that spans several rows needs `correction_weight` and `sequence_log_ratio` at the level "sequence".
+    At the level "sequence", a trajectory that spans several rows needs `correction_weight` and `sequence_log_ratio`.
 
     Raises: ValueError without `proximal_log_prob`.
     """
@@ -56,20 +56,20 @@ def decoupled_surrogate(
 def behavior_weights(
     batch: TokenBatch, *, behavior_weight_cap: float, level: RatioLevel, sequence: Tensor | None = None
 ) -> Tensor:
-    """How likely the trainer's weights before the update find what was chosen, over how likely the engine found it.
+    """Divide the probability of a choice under the trainer's weights before the update by its probability in the engine.
 
         kappa_t = exp(proximal_log_prob - behavior_log_prob), at the level of the ratio: of one token, or the product over a
-                  control step or a row; dropped where it is above behavior_weight_cap
+                  control step or a row; dropped if it is above behavior_weight_cap
         w_t     = kappa_t;  at the level "sequence" the mean of kappa over the sequence's tokens that are kept
 
-    A ratio that tokens share has one weight for all of them, as in AReaL (sequence) and RLinf (action, chunk): with a weight
-    for each token, the gradient of one objective would be pulled apart.
+    A ratio that tokens share has one weight for all of them, as in AReaL (sequence) and RLinf (action, chunk): separate
+    weights would distort the gradient of their common objective.
 
     Args:
         batch: with `proximal_log_prob`; the current policy is not read.
-        behavior_weight_cap: largest weight that is kept.
-        level: whose ratio is clipped.
-        sequence: int64 [B], to which sequence a row belongs; None: every row is one.
+        behavior_weight_cap: largest weight that is not dropped.
+        level: unit whose ratio is clipped.
+        sequence: int64 [B], id of the sequence that each row belongs to; None: every row is one.
 
     Returns: float [B, T], constant; 0 where dropped or masked.
     """

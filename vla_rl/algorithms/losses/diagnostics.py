@@ -1,4 +1,4 @@
-"""What a policy loss says about how far the policy moved."""
+"""Diagnostics of a policy loss: how far the policy has moved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Sums over the unmasked tokens of one micro-batch, kept on the device; `a + b` joins micro-batches exactly.
+    """Sums over the unmasked tokens of one micro-batch, kept on the device; `a + b` combines micro-batches exactly.
 
     Attributes: float32 [] tensors without gradient.
-        num_tokens: unmasked tokens.
-        ratio_sum, ratio_max: of the ratio that the loss looks at (its level included).
-        k1_sum, k3_sum: token by token; they estimate KL(behavior policy || policy).
-        num_clipped: tokens whose loss a clip changed.
-        num_dropped: tokens whose loss was dropped: by a mask of the loss, or by the engine's correction.
-        extra_sums: what one loss reports besides, by name; logged as the mean over tokens.
+        num_tokens: number of unmasked tokens.
+        ratio_sum, ratio_max: sum and maximum of the ratio that the loss uses, at its level.
+        k1_sum, k3_sum: sums over tokens of estimates of KL(behavior policy || policy).
+        num_clipped: number of tokens whose loss a clip changed.
+        num_dropped: number of tokens that a mask of the loss or the engine's correction dropped.
+        extra_sums: other values that one loss reports, by name; logged as means over tokens.
     """
 
     num_tokens: Tensor
@@ -30,7 +30,7 @@ class Diagnostics:
     extra_sums: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __add__(self, other: "Diagnostics") -> "Diagnostics":
-        """The diagnostics of both micro-batches together."""
+        """Combine the diagnostics of two micro-batches."""
         names = dict.fromkeys([*self.extra_sums, *other.extra_sums])
         zero = torch.zeros_like(self.num_tokens)
         return Diagnostics(
@@ -45,8 +45,8 @@ class Diagnostics:
         )
 
     def metrics(self) -> dict[str, float]:
-        """`ratio_mean`, `ratio_max`, `kl_k1`, `kl_k3`, `clip_fraction`, `dropped_fraction` and the extra ones; empty
-        where every token was masked."""
+        """Return `ratio_mean`, `ratio_max`, `kl_k1`, `kl_k3`, `clip_fraction`, `dropped_fraction` and the extra metrics;
+        empty if every token was masked."""
         num_tokens = float(self.num_tokens)
         if num_tokens == 0.0:
             return {}
@@ -70,12 +70,12 @@ def diagnose(
     dropped: Tensor | None = None,
     extra: Mapping[str, Tensor] | None = None,
 ) -> Diagnostics:
-    """The diagnostics of one micro-batch.
+    """Compute the diagnostics of one micro-batch.
 
     Args:
         log_ratio: float [B, T], token by token, finite; masked entries do not count.
         mask: bool [B, T].
-        level_log_ratio: float [B, T], the one that the loss looks at, where that is not the token's.
+        level_log_ratio: float [B, T], the ratio that the loss uses, if it is not the token's own.
         clipped, dropped: bool [B, T].
         extra: float [B, T] by name, to be averaged over tokens.
     """

@@ -1,10 +1,10 @@
-"""What to do, and what to log, where the engine that acted and the trainer disagree about the same weights.
+"""Correction and metrics for an engine and a trainer that disagree about the log-probs of the same weights.
 
-    kappa_t = exp(proximal_log_prob - behavior_log_prob)      the trainer's view of the acting weights / the engine's
+    kappa_t = exp(proximal_log_prob - behavior_log_prob)      probabilities under the acting weights: trainer's / engine's
 
-Two programs never compute the same log-probs to the last bit, and a quantised or differently batched engine is off by more.
-A correction weighs or drops tokens by kappa, which is constant: gradients go through log_prob / proximal_log_prob. It is
-computed once over a whole update, because sequences may span rows and micro-batches.
+Two programs never compute the same log-probs to the last bit, and a quantised or differently batched engine differs more. A
+correction weighs or drops tokens by kappa, a constant: gradients flow through log_prob / proximal_log_prob. It is computed
+once over a whole update, because sequences may span rows and micro-batches.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from vla_rl.algorithms.precision import full_precision
 
 @dataclass(frozen=True)
 class MismatchDiagnostics:
-    """Sums over the unmasked tokens and the sequences of some rows, float64 []; `a + b` joins whole sequences exactly.
+    """Sums over the unmasked tokens and the sequences of some rows, float64 []; `a + b` combines whole sequences
+    exactly.
 
     d = proximal_log_prob - behavior_log_prob; kappa = exp(d); K = the product of kappa over a sequence.
     """
@@ -36,14 +37,14 @@ class MismatchDiagnostics:
     num_dropped: Tensor
 
     def __add__(self, other: "MismatchDiagnostics") -> "MismatchDiagnostics":
-        """The diagnostics of both."""
+        """Combine the diagnostics of two sets of sequences."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__}
         return MismatchDiagnostics(**(sums | {"abs_max": torch.maximum(self.abs_max, other.abs_max)}))
 
     def metrics(self) -> dict[str, float]:
-        """`log_prob_gap_mean` and `_max` (|d|), `engine_kl_k1` and `_k3` (of KL(engine || trainer)), `engine_chi2_token` and
-        `_sequence` (E[kappa^2] - 1), `engine_ess` (effective share of the tokens, (sum kappa)^2 / (n sum kappa^2)) and
-        `engine_dropped_fraction`; empty where every token was masked."""
+        """Return `log_prob_gap_mean` and `_max` (|d|), `engine_kl_k1` and `_k3` (of KL(engine || trainer)),
+        `engine_chi2_token` and `_sequence` (E[kappa^2] - 1), `engine_ess` (effective share of the tokens, (sum
+        kappa)^2 / (n sum kappa^2)) and `engine_dropped_fraction`; empty if every token was masked."""
         num = float(self.num_tokens)
         if num == 0.0:
             return {}
@@ -78,21 +79,21 @@ def engine_correction(
     mask: Tensor,
     sequence: Tensor | None = None,
 ) -> Correction:
-    """Weights for the losses of a whole update, and its diagnostics, which a config that does nothing gives too.
+    """Compute weights for the losses of a whole update, and their diagnostics, also if the config corrects nothing.
 
         truncate (TIS, Yao et al. 2025)    w_t = min(kappa_t, C), or min(prod kappa, C) for the sequence
         mask (IcePop, arXiv:2510.18855)    w_t = 0 where kappa_t, or for the sequence prod kappa or exp(mean log kappa),
                                            leaves [mask_low, mask_high]
         veto                               w = 0 for a sequence in which some kappa_t < veto_below
 
-    Masks decide on kappa before truncation. Dropped tokens stay in the denominators of the aggregation.
+    Masks use kappa before truncation. Dropped tokens stay in the denominators of the aggregation.
 
     Args:
-        config: what to do.
-        proximal_log_prob: float [B, T], computed by the trainer with the weights that acted, or its newest.
+        config: settings of the correction.
+        proximal_log_prob: float [B, T], computed by the trainer with the weights that acted, or its newest ones.
         behavior_log_prob: float [B, T], as the engine reported them.
         mask: bool [B, T].
-        sequence: int64 [B], to which sequence a row belongs; None: every row is one.
+        sequence: int64 [B], id of the sequence that each row belongs to; None: every row is one.
     """
     proximal, behavior = full_precision(proximal_log_prob.detach()), full_precision(behavior_log_prob.detach())
     d = torch.where(mask, proximal, 0.0) - torch.where(mask, behavior, 0.0)

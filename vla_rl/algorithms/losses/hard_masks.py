@@ -1,4 +1,4 @@
-"""Losses that keep the exact importance-weighted gradient inside a trust region and drop tokens outside of it."""
+"""Losses that keep the exact importance-weighted gradient inside a trust region, and drop tokens outside it."""
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from vla_rl.algorithms.losses.token_batch import TokenBatch
 def dppo(
     batch: TokenBatch, *, probability_low: float, probability_high: float, penalty_coef: float
 ) -> tuple[Tensor, Diagnostics]:
-    """A trust region on probabilities instead of ratios, with a weak pull back (DPPO, Qi et al. 2026,
-    arXiv:2602.04879, with the penalty that prime-rl adds).
+    """DPPO: a trust region on probabilities instead of ratios, with a weak pull back (Qi et al. 2026, arXiv:2602.04879,
+    with the penalty that prime-rl adds).
 
         dropped where A > 0 and p - q > probability_high, or A <= 0 and p - q < -probability_low
         loss = -A * rho (kept) or 0 (dropped), + penalty_coef * (log rho)^2 for every token
@@ -27,19 +27,19 @@ def dppo(
 def ipo(
     batch: TokenBatch, *, probability_low: float, probability_high: float, penalty_coef: float
 ) -> tuple[Tensor, Diagnostics]:
-    """The same trust region on both sides whatever the advantage, with the same pull back (prime-rl's `ipo`).
+    """IPO: the trust region of `dppo` on both sides, whatever the advantage, with the same pull back (prime-rl's `ipo`).
 
         dropped if p - q > probability_high or p - q < -probability_low
         loss = -A * rho (kept) or 0 (dropped), + penalty_coef * (log rho)^2 for every token
 
-    prime-rl has one threshold, 0.1, for both sides. `penalty_coef=0.0` leaves the pull out.
+    prime-rl has one threshold, 0.1, for both sides. `penalty_coef=0.0` turns the pull back off.
     """
     change = _probability_change(batch)
     return _pulled_back(batch, (change > probability_high) | (change < -probability_low), penalty_coef)
 
 
 def icepop(batch: TokenBatch, *, weight_low: float, weight_high: float) -> tuple[Tensor, Diagnostics]:
-    """IcePop: the ratio as a weight, 0 outside of an interval (Ling team 2025, arXiv:2510.18855).
+    """IcePop: the ratio as a weight, 0 outside an interval (Ling team 2025, arXiv:2510.18855).
 
     loss = -A * rho   where weight_low <= rho <= weight_high, else 0
     """
@@ -53,8 +53,8 @@ def m2po(batch: TokenBatch, *, max_second_moment: float) -> tuple[Tensor, Diagno
 
         loss = -A * rho for the largest set of nearest tokens with mean (log rho)^2 <= max_second_moment, else 0
 
-    The moment is that of the batch among which tokens are chosen: of the whole mini-batch where a learner hands the choice
-    on as `TokenBatch.chosen_tokens`, else of what the loss is handed.
+    The moment is that of the batch from which tokens are chosen: the whole mini-batch if a learner passes its choice as
+    `TokenBatch.chosen_tokens`, else the loss's own batch.
     """
     dropped = batch.chosen_tokens
     if dropped is None:
@@ -63,7 +63,7 @@ def m2po(batch: TokenBatch, *, max_second_moment: float) -> tuple[Tensor, Diagno
 
 
 def dropped_by_m2po(batch: TokenBatch, *, max_second_moment: float) -> Tensor:
-    """bool [B, T]: the tokens that `m2po` leaves out; anything where masked."""
+    """Return the tokens that `m2po` leaves out, bool [B, T]; anything where masked."""
     squares = torch.where(batch.mask, token_log_ratio(batch).detach().square(), torch.inf).flatten()
     ascending, order = squares.sort(stable=True)
     moments = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=squares.device)
@@ -73,7 +73,7 @@ def dropped_by_m2po(batch: TokenBatch, *, max_second_moment: float) -> Tensor:
 
 
 def _pulled_back(batch: TokenBatch, dropped: Tensor, penalty_coef: float) -> tuple[Tensor, Diagnostics]:
-    """Add the squared log-ratio of every token, dropped ones included."""
+    """Compute the loss without the dropped tokens, and add the squared log-ratio of every token, dropped ones included."""
     losses, diagnostics = _masked_importance(batch, dropped)
     return losses + penalty_coef * token_log_ratio(batch).square(), diagnostics
 

@@ -1,9 +1,9 @@
-"""Probability ratios at the level at which they are clipped: one token, one control step, one row, one sequence.
+"""Probability ratios at the level at which they are clipped: token, control step, row, or sequence.
 
-The loss of a control step or of a row is shared out equally among its unmasked tokens. So the sum of losses over tokens is
-the sum over control steps or rows, and where the policies agree (ratio 1) the gradient is the plain policy gradient at every
-level: the level changes what is clipped together, not how large a step is. Other systems average over control steps
-instead, which makes the gradient larger by the number of tokens.
+The loss of a control step or a row is divided equally among its unmasked tokens. So the sum of losses over tokens is the
+sum over control steps or rows, and if the policies agree (ratio 1) the gradient is the plain policy gradient at every
+level: the level changes what is clipped together, not the size of a step. Other systems average over control steps instead,
+which multiplies the gradient by the number of tokens.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
 from vla_rl.algorithms.losses.token_batch import TokenBatch
 
 MAX_LOG_RATIO: Final = 20.0
-"""Log-ratios are clamped to this on both sides before `exp`; a clamped token has no gradient."""
+"""Bound on |log-ratio| before `exp`; a clamped token has no gradient."""
 
 MAX_SEQUENCE_LOG_RATIO: Final = 10.0
-"""Length-normalised log-ratios are clamped from above to this (GSPO, as other systems do)."""
+"""Upper bound of length-normalised log-ratios (GSPO, as in other systems)."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class Ratios:
 
     @property
     def ratio(self) -> Tensor:
-        """float [B, T], with the gradient."""
+        """Ratio, float [B, T], with the gradient."""
         return self.log_ratio.exp()
 
 
 def token_log_ratio(batch: TokenBatch) -> Tensor:
-    """float [B, T]: log_prob - behavior_log_prob clamped to +-20, 0 where masked."""
+    """Compute log_prob - behavior_log_prob, float [B, T], clamped to +-20, 0 where masked."""
     # masking the inputs, not the result, keeps inf and NaN of padding out of the gradient
     log_ratio = batch.masked_log_prob - batch.constant("behavior_log_prob", "a probability ratio")
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def ratios(batch: TokenBatch, level: RatioLevel = "token") -> Ratios:
-    """Ratios of the current policy to the one that acted.
+    """Compute the ratios of the current policy to the one that acted.
 
         token      log rho_t = l_t,              l_t = log_prob - behavior_log_prob
         action     log rho_t = sum of l over the tokens of t's control step
@@ -79,8 +79,8 @@ def ratios(batch: TokenBatch, level: RatioLevel = "token") -> Ratios:
 def sequence_mean(batch: TokenBatch, by_token: Tensor) -> Tensor:
     """Average a log-ratio over the sequence: float [B, 1], constant.
 
-    The sequence is the row, or what `TokenBatch.sequence_log_ratio` says. Tokens that a correction drops do not count, as in
-    verl and AReaL.
+    The mean is over the row, or given by `TokenBatch.sequence_log_ratio`. Tokens that a correction drops do not count, as
+    in verl and AReaL.
     """
     if batch.sequence_log_ratio is not None:
         return batch.sequence_log_ratio.detach()

@@ -1,4 +1,4 @@
-"""Policy losses by the name that a config uses, with what every loss may be combined with.
+"""Policy losses by the name that a config uses, and the terms that each loss may be combined with.
 
 TokenBatch ─► loss ─► x correction weight (engine against trainer) ─► + coef * KL(policy || reference) ─► losses [B, T]
 """
@@ -51,9 +51,9 @@ POLICY_LOSSES: Final = MappingProxyType[str, Callable[..., tuple[Tensor, Diagnos
 
 
 def policy_loss(config: PolicyLossConfig) -> PolicyLoss:
-    """The loss that a config describes, ready to be called once a micro-batch.
+    """Return the loss that a config describes, to be called once per micro-batch.
 
-    Raises: ConfigError for a name that is neither known nor a function, or a parameter that one's own function lacks.
+    Raises: ConfigError for a name that is neither known nor a function, or a parameter that a custom function lacks.
     """
     loss = _named_loss(config)
     if config.correction.is_active:
@@ -75,7 +75,7 @@ def _named_loss(config: PolicyLossConfig) -> PolicyLoss:
 
 
 def _corrected(batch: TokenBatch, *, loss: PolicyLoss, config: CorrectionConfig) -> tuple[Tensor, Diagnostics]:
-    """Weigh a loss whose ratio is against the trainer's own log-probs: the engine's difference is in w, and only there."""
+    """Weigh a loss whose ratio is against the trainer's own log-probs; only the weight contains the engine's difference."""
     proximal = batch.constant("proximal_log_prob", "PolicyLossConfig.correction")
     weight = batch.correction_weight
     if weight is None:
@@ -94,7 +94,7 @@ def _corrected(batch: TokenBatch, *, loss: PolicyLoss, config: CorrectionConfig)
 
 
 def _held_to_reference(batch: TokenBatch, *, loss: PolicyLoss, config: KlLossConfig) -> tuple[Tensor, Diagnostics]:
-    """loss + coef * estimate of KL(policy || reference)."""
+    """Add coef * estimate of KL(policy || reference) to a loss."""
     reference = batch.constant("reference_log_prob", "PolicyLossConfig.kl")
     losses, diagnostics = loss(batch)
     log_prob = batch.masked_log_prob

@@ -1,4 +1,4 @@
-"""Losses whose ratio is that of the whole sequence, length-normalised: one decision to clip for all its tokens."""
+"""Losses with the length-normalised ratio of the whole sequence, which is clipped as one."""
 
 import dataclasses
 
@@ -25,8 +25,8 @@ def gspo(batch: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tenso
         log s_t = sg(mean_t log rho_t) + log_prob_t - sg(log_prob_t),  clamped to at most 10
         loss    = max(-A * s, -A * clamp(s, 1 - clip_low, 1 + clip_high))
 
-    The clip range is tiny (3e-4, 4e-4), because a mean over many tokens hardly moves. Belongs with the aggregation
-    `seq_mean_token_mean`, which makes the gradient that of the sequence form. A sequence that spans several rows needs
+    The clip range is tiny (3e-4, 4e-4), because a mean over many tokens changes little. Use it with the aggregation
+    `seq_mean_token_mean`, which gives the gradient of the sequence form. A sequence that spans several rows needs
     `sequence_log_ratio`.
     """
     return clipped_surrogate(batch, clip_low=clip_low, clip_high=clip_high, level="sequence")
@@ -38,7 +38,7 @@ def gmpo(batch: TokenBatch, *, clip_low: float, clip_high: float) -> tuple[Tenso
         c_t  = min(l_t, clip_high) where A >= 0, max(l_t, -clip_low) where A < 0;    l_t = log rho_t
         loss = -A * exp(mean_t c_t)
 
-    The bounds are on the log-ratio: 0.4 keeps ratios in [e^-0.4, e^0.4]. In token form, as GSPO: belongs with
+    The bounds are on the log-ratio: 0.4 keeps ratios in [e^-0.4, e^0.4]. It has token form, like GSPO: use it with
     `seq_mean_token_mean`. For a sequence over several rows, `sequence_log_ratio` is the mean of c, not of l.
     """
     log_ratio = token_log_ratio(batch)
@@ -60,17 +60,17 @@ def sequence_masked_surrogate(
     dual_clip: float | None = None,
     level: RatioLevel = "token",
 ) -> tuple[Tensor, Diagnostics]:
-    """Leave out the bad sequences that the policy has moved away from; the rest is the clipped
+    """Leave out sequences with a negative advantage that the policy has moved away from; the rest is the clipped
     surrogate (DeepSeek-V3.2, arXiv:2512.02556, "off-policy sequence masking", eq. 9).
 
         loss = 0   if A < 0 and mean_t (sampler_log_prob - log_prob) > max_sequence_kl, else PPO
 
-    The drift is always measured from the policy that sampled, with the engine's own numbers, as in
-    the paper and in TRL; a correction changes the ratio of the surrogate alone.
+    The drift is always measured from the policy that sampled, with the engine's own numbers, as in the paper and in TRL; a
+    correction changes only the ratio of the surrogate.
 
-    The default bound of 0.1 nats lies between two figures. Rounding of sd 0.03 a token moves the
-    mean over the 7 tokens of one action by 0.011 and drops nothing. At 0.22, a mean ratio of 0.8,
-    PPO's own clip has already left most of the tokens of such a sequence without a gradient.
+    The default bound of 0.1 nats lies between two figures. Rounding with a standard deviation of 0.03 per token moves the
+    mean over the 7 tokens of one action by 0.011 and drops nothing. At 0.22, a mean ratio of 0.8, PPO's own clip has
+    already left most of the tokens of such a sequence without a gradient.
 
     A sequence that spans several rows needs `sequence_drift`, and at the level "sequence" also
     `sequence_log_ratio`.
@@ -87,13 +87,13 @@ def sequence_masked_surrogate(
 
 
 def sequence_drift(batch: TokenBatch, sequence: Tensor | None = None) -> Tensor:
-    """Average how much less likely the current policy finds each token than the policy that sampled it.
+    """Average over a sequence how much less likely the current policy finds each token than the policy that sampled it.
 
         mean_t (sampler_log_prob - log_prob) over the tokens of the sequence: the k1 estimate of KL(sampler || policy)
 
     Args:
         batch: with the current policy's log-probs.
-        sequence: int64 [B], to which sequence a row belongs; None: every row is one.
+        sequence: int64 [B], id of the sequence that each row belongs to; None: every row is one.
 
     Returns: float [B, 1], constant.
     """
@@ -103,14 +103,14 @@ def sequence_drift(batch: TokenBatch, sequence: Tensor | None = None) -> Tensor:
 
 
 def sequence_log_ratio(config: PolicyLossConfig, batch: TokenBatch, sequence: Tensor) -> Tensor:
-    """`TokenBatch.sequence_log_ratio` for sequences that span several rows, over a whole mini-batch at once.
+    """Compute `TokenBatch.sequence_log_ratio` for sequences that span several rows, over a whole mini-batch at once.
 
     Args:
-        config: the loss that it is for; GMPO's mean is over clipped log-ratios; with a correction, and for
-            decoupled_ppo, it is against `proximal_log_prob`.
+        config: the loss that needs it. GMPO's mean is over clipped log-ratios; with a correction, and for decoupled_ppo,
+            ratios are against `proximal_log_prob`.
         batch: all rows of the mini-batch, with the current policy's log-probs, and the `correction_weight` of the update if
             there is one; its own `sequence_log_ratio` is not read.
-        sequence: int64 [B], any number that says to which sequence a row belongs.
+        sequence: int64 [B], id of the sequence that each row belongs to.
 
     Returns: float [B, 1], constant.
     """

@@ -1,23 +1,25 @@
-"""Sums over sequences (trajectories) whose tokens lie in several rows."""
+"""Sums over sequences (trajectories) whose tokens are in several rows."""
 
 import torch
 from torch import Tensor
 
 
 class SequencesOfRows:
-    """Which rows belong to one sequence.
+    """Assignment of rows to sequences.
 
     Args:
         mask: bool [B, T], for the number of rows and the device.
-        sequence: int64 [B], any number that says to which sequence a row belongs; None: every row is one.
+        sequence: int64 [B], id of the sequence that each row belongs to; None: every row is one.
 
-    Raises: ValueError for another number of ids than rows.
+    Raises: ValueError if there are not as many ids as rows.
     """
 
     def __init__(self, mask: Tensor, sequence: Tensor | None) -> None:
         rows = torch.arange(len(mask), device=mask.device) if sequence is None else sequence.to(mask.device)
         if rows.shape != mask.shape[:1]:
-            raise ValueError(f"sequence is {list(rows.shape)}, expected {list(mask.shape[:1])}: one id a row of mask.")
+            raise ValueError(
+                f"sequence is {list(rows.shape)}, expected {list(mask.shape[:1])}: one id per row of mask."
+            )
         ids, self.position = torch.unique(rows, return_inverse=True)
         self.size = len(ids)
 
@@ -30,6 +32,6 @@ class SequencesOfRows:
         return self.by_sequence(values)[self.position]
 
     def means(self, values: Tensor, counted: Tensor) -> Tensor:
-        """Average float [B, T] over the tokens of each row's sequence that are counted: [B, 1]; 0 where none is."""
+        """Average float [B, T] over the counted tokens of each row's sequence: [B, 1]; 0 if none is counted."""
         sums = self.sums(torch.where(counted, values, 0.0))
         return (sums / self.sums(counted.to(values.dtype)).clamp(min=1))[:, None]

@@ -1,4 +1,5 @@
-"""Losses that never cut a token's gradient off by a clip of the objective: weights, gates and plain policy gradients."""
+"""Losses without a clip of the objective, which would remove a token's gradient: weights, gates and plain policy
+gradients."""
 
 import math
 
@@ -11,7 +12,7 @@ from vla_rl.algorithms.losses.ratio_levels import ratios, token_log_ratio
 from vla_rl.algorithms.losses.token_batch import TokenBatch
 
 MAX_DRIFT = 2.0
-"""CPGD's drift pulls no harder than at this ratio minus 1."""
+"""Bound on CPGD's drift: it pulls no harder than at this ratio minus 1."""
 
 
 def cispo(
@@ -21,8 +22,8 @@ def cispo(
 
         loss = -sg(clamp(rho, 1 - clip_low, 1 + clip_high)) * A * log_prob
 
-    clip_low = 1 leaves the lower bound out, as the paper does; clip_high = 4 bounds weights to 5 (ours; the paper gives no
-    number). Every token keeps a gradient; `clip_fraction` counts the weights that were bounded.
+    clip_low = 1 leaves the lower bound out, as in the paper; clip_high = 4 bounds weights to 5 (ours; the paper gives no
+    number). Every token keeps a gradient; `clip_fraction` counts the clipped weights.
     """
     rho = ratios(batch, level)
     ratio = rho.ratio.detach()
@@ -56,8 +57,8 @@ def cpgd(batch: TokenBatch, *, clip_low: float, clip_high: float, drift_coef: fl
         drift = sg(min(rho - 1, 2)) * l,   whose gradient is that of KL(behavior || policy) up to the bound
         loss + drift_coef * drift                                                         l = log rho
 
-    The ratio does not weigh the gradient, only bounds it, so nothing explodes where rho is large and A negative. We take l
-    where the released code takes log_prob: the gradient is the same, and the loss is 0 where the policies agree.
+    The ratio only bounds the gradient and does not weigh it, so nothing explodes if rho is large and A negative. We use l,
+    the released code log_prob: the gradient is the same, and our loss is 0 if the policies agree.
     """
     log_ratio = token_log_ratio(batch)
     advantage = batch.masked_advantage
@@ -74,7 +75,7 @@ def gpg(batch: TokenBatch) -> tuple[Tensor, Diagnostics]:
 
         loss = -A * log_prob
 
-    For on-policy data only; nothing bounds the step where the data are older.
+    For on-policy data only: nothing bounds the step on older data.
     """
     losses = torch.where(batch.mask, -batch.masked_advantage * batch.masked_log_prob, 0.0)
     return losses, diagnose(token_log_ratio(batch), batch.mask)

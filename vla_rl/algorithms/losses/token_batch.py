@@ -1,4 +1,4 @@
-"""What a policy loss is given, once a micro-batch."""
+"""Input of a policy loss, once per micro-batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,23 +22,24 @@ class TokenBatch:
     Attributes:
         log_prob: float [B, T], current policy; the only input that carries a gradient.
         behavior_log_prob: float [B, T], under the weights that acted, as the engine reported them.
-        advantage: float [B, T], or [B, 1] for one number a row.
+        advantage: float [B, T], or [B, 1] for one number per row.
         mask: bool [B, T], True where the policy chose the token; ends at the exact step that ended the episode.
         proximal_log_prob: float [B, T], the trainer's weights before this update, computed by the trainer.
         reference_log_prob: float [B, T], frozen reference policy.
         sequence_log_ratio: float [B, 1], detached mean of log_prob - behavior_log_prob over the whole sequence that the row
             belongs to; needed only if a sequence spans several rows. With a correction, and for decoupled_ppo, it is
-            taken against `proximal_log_prob`, as the ratio is, and over the tokens that are not dropped.
-        action_tokens: tokens of one control step, for the ratio level "action"; adjacent, and T is a multiple of it.
+            against `proximal_log_prob`, like the ratio, and over the tokens that are not dropped.
+        action_tokens: number of tokens of one control step, for the ratio level "action"; they are adjacent, and T is a
+            multiple of it.
         correction_weight: float [B, T], constant factor of the losses, from `engine_correction` or, for decoupled_ppo,
             `behavior_weights` over the whole update; None computes it from this micro-batch, which is the same if every
             row is a whole sequence.
-        chosen_tokens: bool [B, T], those that clip_cov, kl_cov or m2po treat in another way, from `chosen_tokens` over the
-            whole mini-batch; None chooses among those of this micro-batch.
+        chosen_tokens: bool [B, T], tokens that clip_cov, kl_cov or m2po drop or penalise, from `chosen_tokens` over the
+            whole mini-batch; None chooses from this micro-batch.
         sampler_log_prob: float [B, T], the engine's log-probs in a batch whose `behavior_log_prob` a correction replaced by
             the trainer's own; None: `behavior_log_prob` is the engine's.
-        sequence_drift: float [B, 1], from `sequence_drift` over the whole sequence that the row belongs to; needed by opsm,
-            and only if a sequence spans several rows.
+        sequence_drift: float [B, 1], from `sequence_drift` over the whole sequence that the row belongs to; needed by opsm
+            only, if a sequence spans several rows.
 
     Raises: ValueError for shapes or a mask dtype that do not fit.
     """
@@ -91,21 +92,22 @@ class TokenBatch:
 
     @property
     def masked_advantage(self) -> Tensor:
-        """float [B, T], constant, 0 where masked."""
+        """Advantage, float [B, T], constant, 0 where masked."""
         return torch.where(self.mask, self.advantage.expand_as(self.mask), 0.0).detach()
 
     @property
     def masked_log_prob(self) -> Tensor:
-        """float [B, T], 0 where masked, with a gradient elsewhere."""
+        """Log-prob, float [B, T], 0 where masked, with a gradient elsewhere."""
         return torch.where(self.mask, self.log_prob, 0.0)
 
     @property
     def counted(self) -> Tensor:
-        """bool [B, T]: the unmasked tokens that no correction drops; a sequence's ratio is the mean over these."""
+        """Unmasked tokens that no correction drops, bool [B, T]; a sequence's ratio is the mean over these."""
         return self.mask if self.correction_weight is None else self.mask & (self.correction_weight != 0.0)
 
     def constant(self, name: str, needed_by: str) -> Tensor:
-        """The log-probs of another policy: float [B, T], constant, 0 where masked. Raises: ValueError if absent."""
+        """Return the log-probs of another policy: float [B, T], constant, 0 where masked. Raises: ValueError if they are
+        None."""
         tensor: Tensor | None = getattr(self, name)
         if tensor is None:
             raise ValueError(
@@ -114,10 +116,10 @@ class TokenBatch:
         return torch.where(self.mask, tensor, 0.0).detach()
 
     def rows(self, index: Tensor | slice) -> "TokenBatch":
-        """Some of the rows: a micro-batch."""
+        """Return some of the rows: a micro-batch."""
         chosen: dict[str, Any] = {name: tensor[index] for name, tensor in self._tensors().items()}
         return dataclasses.replace(self, **chosen)
 
 
 PolicyLoss: TypeAlias = Callable[[TokenBatch], tuple[Tensor, Diagnostics]]
-"""Losses float [B, T], exact zeros where masked, and diagnostics that add up over micro-batches."""
+"""Function that returns losses float [B, T], exact zeros where masked, and diagnostics that add up over micro-batches."""

@@ -1,4 +1,4 @@
-"""The critic's loss, and how much of the returns it explains."""
+"""The critic's loss, and the share of the returns' variance that it explains."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from vla_rl.algorithms.precision import full_precision
 
 @dataclass(frozen=True)
 class ValueDiagnostics:
-    """Sums over unmasked entries, float64 [] tensors; `a + b` joins micro-batches exactly."""
+    """Sums over unmasked entries, float64 [] tensors; `a + b` combines micro-batches exactly."""
 
     num_values: Tensor
     num_clipped: Tensor
@@ -24,14 +24,14 @@ class ValueDiagnostics:
     error_square_sum: Tensor
 
     def __add__(self, other: "ValueDiagnostics") -> "ValueDiagnostics":
-        """The diagnostics of both micro-batches together."""
+        """Combine the diagnostics of two micro-batches."""
         return ValueDiagnostics(
             **{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__}
         )
 
     def metrics(self) -> dict[str, float]:
-        """`value_mean`, `return_mean`, `value_clip_fraction` and `explained_variance` = 1 - var(R - V) / var(R), left out
-        where all returns R are equal; empty where everything was masked."""
+        """Return `value_mean`, `return_mean`, `value_clip_fraction` and `explained_variance` = 1 - var(R - V) / var(R),
+        which is left out if all returns R are equal; empty if everything was masked."""
         num = float(self.num_values)
         if num == 0.0:
             return {}
@@ -48,11 +48,11 @@ class ValueDiagnostics:
 
 
 ValueLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ValueDiagnostics]]
-"""(values, old_values, returns, mask) -> (losses [B, T], diagnostics)."""
+"""Function from (values, old_values, returns, mask) to (losses [B, T], diagnostics)."""
 
 
 def value_loss(config: ValueLossConfig) -> ValueLoss:
-    """The critic's loss that a config describes."""
+    """Return the critic's loss that a config describes."""
 
     def loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor) -> tuple[Tensor, ValueDiagnostics]:
         return clipped_value_loss(values, old_values, returns, mask, clip=config.clip, huber_delta=config.huber_delta)
@@ -69,7 +69,7 @@ def clipped_value_loss(
     clip: float | None = None,
     huber_delta: float | None = None,
 ) -> tuple[Tensor, ValueDiagnostics]:
-    """PPO's value loss: the worse of the error and the error of the value held near its old one.
+    """Compute PPO's value loss: the larger of the error and the error of the value clipped around its old one.
 
         e(v) = (v - R)^2 / 2,  or Huber: e(v) = (v - R)^2 / 2 where |v - R| <= delta, else delta * (|v - R| - delta / 2)
         loss = max(e(V), e(clamp(V, V_old - clip, V_old + clip)))
@@ -77,12 +77,12 @@ def clipped_value_loss(
     As in the code of Schulman et al. 2017 (arXiv:1707.06347); the Huber form is RLinf's. The factor 1/2 is part of the loss.
 
     Args:
-        values: float [B, T] or any one shape, the only input with a gradient.
-        old_values: the same shape, when the advantages were made; not read where `clip` is None.
-        returns: the same shape, what the values should have been: advantage before whitening + old value.
+        values: float [B, T] or any other shape, the only input with a gradient.
+        old_values: the same shape, values with which the advantages were computed; not read if `clip` is None.
+        returns: the same shape, the targets: advantage before whitening + old value.
         mask: bool, the same shape.
-        clip: half-width of the interval around the old value; None leaves the clip out.
-        huber_delta: where the loss becomes linear; None is the plain square.
+        clip: half-width of the interval around the old value; None turns clipping off.
+        huber_delta: error above which the loss is linear; None always squares.
 
     Returns: losses of that shape with exact zeros where masked, and diagnostics. Raises: ValueError for shapes that differ.
     """

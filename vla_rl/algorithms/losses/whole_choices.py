@@ -1,4 +1,4 @@
-"""What some losses choose among all tokens of a mini-batch at once, so that nothing depends on its micro-batches."""
+"""Choices of tokens from a whole mini-batch at once, for losses whose result must not depend on the micro-batches."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ from vla_rl.algorithms.losses.token_batch import TokenBatch
 
 
 def chosen_tokens(config: PolicyLossConfig, batch: TokenBatch) -> Tensor:
-    """`TokenBatch.chosen_tokens` for a loss of which `needs_chosen_tokens` is true.
+    """Choose `TokenBatch.chosen_tokens` for a loss whose `needs_chosen_tokens` is true.
 
     Args:
-        config: the loss that it is for; with a correction, ratios are against `proximal_log_prob`.
+        config: the loss that needs them; with a correction, ratios are against `proximal_log_prob`.
         batch: all rows of the mini-batch, with the current policy's log-probs; its own `chosen_tokens` is not read.
 
     Returns: bool [B, T], anything where masked.

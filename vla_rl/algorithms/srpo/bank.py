@@ -1,4 +1,4 @@
-"""Successes of earlier updates, for tasks that nobody solves in this one."""
+"""Successes of earlier updates, as references for tasks without a success in the current update."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -9,23 +9,23 @@ from numpy.typing import NDArray
 
 
 class BankedTask(msgspec.Struct, frozen=True):
-    """What the bank holds of one task, oldest first."""
+    """Content of the bank for one task, oldest first."""
 
     embeddings: np.ndarray
     """float32 [R, T, D]."""
 
     updates: np.ndarray
-    """int64 [R], the update that each comes from."""
+    """Update of each success, int64 [R]."""
 
 
 class ReferenceBank:
-    """The newest successes of every task, at most `size` of each; the oldest goes first.
+    """The newest successes of every task, at most `size` of each; the oldest is dropped first.
 
-    Not a pure function, so it has an owner: the reward node asks for `references` and then hands in the update's own
-    successes with `add`. Saved with `state`, which is plain arrays by task.
+    The bank has state, so it has an owner: the reward node calls `references` and then passes the update's own successes to
+    `add`. Save it with `state`, which is plain arrays by task.
 
     Args:
-        size: successes kept of each task; 0 keeps none.
+        size: number of successes kept per task; 0 keeps none.
     """
 
     def __init__(self, size: int) -> None:
@@ -39,7 +39,7 @@ class ReferenceBank:
     ) -> None:
         """Keep the successes of an update; embeddings are float32 [N, T, D], one for each of `is_success` and `tasks`.
 
-        An update that is made again, as after a resume, takes the place of what it left before.
+        If an update is repeated, as after a resume, its new successes replace those of the first time.
         """
         for task, kept in self._kept.items():
             self._kept[task] = deque((each for each in kept if each[0] < update), maxlen=self._size)
@@ -48,13 +48,13 @@ class ReferenceBank:
             kept.append((update, np.array(embeddings[row], np.float32)))
 
     def references(self, tasks: Sequence[str], is_success: NDArray[np.bool_]) -> dict[str, NDArray[np.float32]]:
-        """Kept successes float32 [R, T, D] of those of `tasks` that have no success of their own."""
+        """Return the kept successes, float32 [R, T, D], of those of `tasks` that have no success of their own."""
         solved = {tasks[row] for row in np.flatnonzero(is_success)}
         missing = [task for task in dict.fromkeys(tasks) if task not in solved and self._kept.get(task)]
         return {task: np.stack([embedding for _, embedding in self._kept[task]]) for task in missing}
 
     def metrics(self, update: int) -> dict[str, float]:
-        """How many successes are kept, and how many updates old they are as of `update`."""
+        """Return how many successes are kept, and how many updates old they are as of `update`."""
         ages = [update - kept_at for kept in self._kept.values() for kept_at, _ in kept]
         if not ages:
             return {"reward/bank_size": 0.0}
@@ -65,7 +65,7 @@ class ReferenceBank:
         }
 
     def state(self) -> dict[str, BankedTask]:
-        """Everything in the bank by task, as plain arrays: a part of a checkpoint."""
+        """Return the whole bank by task, as plain arrays: a part of a checkpoint."""
         return {
             task: BankedTask(
                 embeddings=np.stack([embedding for _, embedding in kept]),
@@ -76,7 +76,7 @@ class ReferenceBank:
         }
 
     def restore(self, state: Mapping[str, BankedTask]) -> None:
-        """Go on from a `state`; a smaller bank keeps its newest entries."""
+        """Continue from a `state`; a smaller bank keeps its newest entries."""
         self._kept = {
             task: deque(zip(banked.updates.tolist(), banked.embeddings, strict=True), maxlen=self._size)
             for task, banked in state.items()

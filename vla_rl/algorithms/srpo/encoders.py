@@ -1,9 +1,9 @@
-"""From trajectories to what SRPO compares: T vectors each, in the order of time.
+"""Embedding of trajectories for SRPO: T vectors each, in the order of time.
 
     video or states of one trajectory ─► T moments ─► encoder ─► float32 [T, D]
 
-Two encoders are here, in plain NumPy: small pictures, and the simulator's state vector. Those with a network are in
-`vla_rl.models.trajectory_encoders`, behind the same protocol.
+This module has two encoders in plain NumPy: downscaled images, and the simulator's state vector. Encoders with a network
+are in `vla_rl.models.trajectory_encoders`, behind the same protocol.
 """
 
 import asyncio
@@ -20,10 +20,11 @@ from vla_rl.types import Trajectory
 
 
 class TrajectoryEncoder(Protocol):
-    """Embeds trajectories; called once a group, as groups complete, for those that passed the filter."""
+    """Embeds trajectories. It is called once per group, as groups complete, for groups that pass the filter."""
 
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        """float32 [N, T, D], each by its own frames or states, the same T and D in every call.
+        """Embed trajectories, each from its own frames or states: float32 [N, T, D], with the same T and D in every
+        call.
 
         Raises: ValueError naming the `episode_id` that cannot be embedded.
         """
@@ -31,10 +32,10 @@ class TrajectoryEncoder(Protocol):
 
 
 class ObservationEncoder:
-    """`pixels` and `state`: what the trajectory carries, computed in a thread.
+    """The encoders `pixels` and `state`, which need only the trajectory; computed in a thread.
 
     Args:
-        config: with one of these two encoders. Raises: ConfigError for another.
+        config: settings with one of these two encoders. Raises: ConfigError for another encoder.
     """
 
     def __init__(self, config: EmbeddingConfig) -> None:
@@ -42,14 +43,14 @@ class ObservationEncoder:
         self._config = config
 
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        """float32 [N, T, D]."""
+        """Embed trajectories: float32 [N, T, D]."""
         return await asyncio.to_thread(trajectory_embeddings, trajectories, self._config)
 
 
 def trajectory_embeddings(trajectories: Sequence[Trajectory], config: EmbeddingConfig) -> NDArray[np.float32]:
     """Embed a batch with `pixels` or `state`.
 
-    Returns: float32 [N, T, D] in the order given, T = num_frames; [0, 0, 0] for no trajectory.
+    Returns: float32 [N, T, D] in the order given, T = num_frames; shape [0, 0, 0] without trajectories.
     Raises: ValueError naming the `episode_id` whose observation lacks the key, has another size, or is not finite.
     """
     _require_numpy(config)
@@ -59,7 +60,7 @@ def trajectory_embeddings(trajectories: Sequence[Trajectory], config: EmbeddingC
 def trajectory_embedding(trajectory: Trajectory, config: EmbeddingConfig) -> NDArray[np.float32]:
     """Embed one trajectory: float32 [T, D], moments in the order of time.
 
-    Moment j is observation round(j * (n - 1) / (T - 1)) of the n there are, so a short trajectory repeats some in place.
+    Moment j is observation round(j * (n - 1) / (T - 1)) of all n, so a short trajectory repeats some in place.
     T = 1 takes the final observation.
 
     Raises: ValueError naming the `episode_id` whose observation lacks the key or has another size.
@@ -79,7 +80,7 @@ def area_resize(image: NDArray[np.uint8], size: int) -> NDArray[np.float32]:
 
     Args:
         image: uint8 [H, W, C].
-        size: height and width of the result; a smaller input is spread over it.
+        size: height and width of the result; a smaller input is enlarged.
 
     Returns: float32 [size, size, C] in [0, 1].
     """
@@ -89,7 +90,7 @@ def area_resize(image: NDArray[np.uint8], size: int) -> NDArray[np.float32]:
 
 
 def _area_weights(length: int, size: int) -> NDArray[np.float32]:
-    """[size, length]: the share of input pixel x in output pixel i; every row sums to 1."""
+    """Return [size, length]: the share of input pixel x in output pixel i; every row sums to 1."""
     edges = np.linspace(0.0, length, size + 1)
     pixels = np.arange(length)
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)

@@ -1,7 +1,7 @@
-"""What there is to look at in one trajectory, moment by moment, and which moments are looked at.
+"""Frames and observations of one trajectory, moment by moment, and the choice of moments to embed.
 
-A trajectory is embedded from what it carries itself; nothing is looked up by task or by name, so members of one group
-cannot share an embedding by accident.
+A trajectory is embedded only from its own data; nothing is looked up by task or by name, so members of one group cannot
+share an embedding by accident.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from vla_rl.types import Trajectory
 
 
 def observed(trajectory: Trajectory, key: str) -> list[NDArray[Any]]:
-    """`key` of every observation, in order: before each decision, and the final one.
+    """Return `key` of every observation, in order: before each decision, and the final one.
 
     Raises: ValueError naming the `episode_id` of an observation without the key.
     """
@@ -29,12 +29,12 @@ def observed(trajectory: Trajectory, key: str) -> list[NDArray[Any]]:
 
 
 def frames_of(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8]]:
-    """The video: the frames that its steps kept where there are any, else the images of its observations.
+    """Return the video: the frames that the steps kept, if any, else the images of the observations.
 
     A kept video begins with the first observation's image, which no step has run before, and ends with the final one's.
 
     Returns: uint8 [H, W, 3] each, at least one, all of one size. Raises: ValueError naming the `episode_id` otherwise;
-        ConfigError where the frames that were kept are not known to be of `image_key`.
+    ConfigError if kept frames are not known to be of `image_key`.
     """
     images = observed(trajectory, image_key)
     kept = []
@@ -58,9 +58,10 @@ def frames_of(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8]]
 
 
 def evenly_spaced(num: int, num_wanted: int) -> NDArray[np.int64]:
-    """int64 [num_wanted]: round(j * (num - 1) / (num_wanted - 1)); fewer than wanted are repeated in place.
+    """Return the indices round(j * (num - 1) / (num_wanted - 1)), int64 [num_wanted]; a short video repeats some in
+    place.
 
-    One that is wanted is the last.
+    A single wanted index is the last one.
     """
     if num_wanted == 1:
         return np.array([num - 1])
@@ -68,9 +69,9 @@ def evenly_spaced(num: int, num_wanted: int) -> NDArray[np.int64]:
 
 
 def stacked(trajectories: Sequence[Trajectory], embeddings: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """float32 [N, T, D] from one [T, D] each; [0, 0, 0] for none.
+    """Stack embeddings [T, D] to float32 [N, T, D]; [0, 0, 0] for none.
 
-    Raises: ValueError naming the `episode_id` whose embedding has another size than the first one's, or is not finite.
+    Raises: ValueError naming the `episode_id` whose embedding differs in size from the first one, or is not finite.
     """
     for trajectory, embedding in zip(trajectories, embeddings, strict=True):
         if embedding.shape != embeddings[0].shape:
@@ -96,5 +97,5 @@ def _of_another_camera(trajectory: Trajectory, frames_key: str | None, image_key
 
 
 def cannot_embed(trajectory: Trajectory, why: str) -> ValueError:
-    """The one error for a trajectory that cannot be embedded, with its episode."""
+    """Return the error for a trajectory that cannot be embedded, naming its episode."""
     return ValueError(f"episode {trajectory.episode.episode_id} cannot be embedded: {why}.")

@@ -1,4 +1,4 @@
-"""The paper's rule: how near a whole trajectory lies to the successes' clusters, compared with the other failures."""
+"""The paper's rule: the distance of a whole trajectory from the successes' clusters, relative to the other failures."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,13 +8,13 @@ from vla_rl.algorithms.srpo.config import SrpoConfig
 
 
 def paper_rewards(successes: Vectors, failures: Vectors, config: SrpoConfig) -> NDArray[np.float64]:
-    """Rewards of the failures of one task (Fei et al. 2025, arXiv:2511.15605, section 3).
+    """Compute rewards of the failures of one task (Fei et al. 2025, arXiv:2511.15605, section 3).
 
         d_i = min_c |h_i - c|^2                    over the centres c of the successes' clusters
         r_i = alpha * sigmoid(-(d_i - mean(d)) / std(d))
 
-    mean and std (of the population, n) run over the failures of the task. Failures that are all equally far, and a single
-    failure, get alpha / 2. A reward is relative to the other failures: it says nothing across tasks or updates.
+    mean and std (of the population, n) are over the failures of the task. Failures that are all equally far, and a single
+    failure, get alpha / 2. A reward is relative to the other failures and cannot be compared across tasks or updates.
 
     Args:
         successes: float64 [S, D], S >= 1.
@@ -29,13 +29,13 @@ def paper_rewards(successes: Vectors, failures: Vectors, config: SrpoConfig) -> 
 
 
 def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 / (1 + exp(-x)), without overflow."""
+    """Compute 1 / (1 + exp(-x)), without overflow."""
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)), dtype=np.float64)
 
 
 def _z_score(distances: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(d - mean) / std with the population's std; zeros where all are equal up to rounding."""
-    ordered = np.sort(distances)  # sums round alike in any order of the failures
+    """Compute (d - mean) / std with the population's std; zeros if all are equal up to rounding."""
+    ordered = np.sort(distances)  # sorted, so that rounding does not depend on the order of the failures
     std = float(ordered.std())
     if std <= 1e-9 * float(ordered[-1]):
         return np.zeros_like(distances)

@@ -1,4 +1,4 @@
-"""The rule of the authors' released code, constants and all, for comparison and for parity."""
+"""The rule of the authors' released code, with its constants, for comparison and parity tests."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,13 @@ from vla_rl.algorithms.srpo.paper import sigmoid
 
 
 def released_rewards(successes: Vectors, failures: Vectors) -> NDArray[np.float64]:
-    """Rewards of the failures of one task, as the released code computes them.
+    """Compute rewards of the failures of one task, as the released code does.
 
         d_i = min_c |h_i - c|,  s_i = (d_i - min(d)) / (max(d) - min(d))
         r_i = 0.6 * sigmoid(10 * (0.5 - s_i))
 
-    min and max run over the failures of the task, so the nearest one gets 0.595984 and the farthest 0.004016 whatever they
-    did. Where max - min is below 1e-6, and for a single failure, all get 0.3.
+    min and max are over the failures of the task, so the nearest one gets 0.595984 and the farthest 0.004016, whatever they
+    did. If max - min is below 1e-6, and for a single failure, all get 0.3.
 
     Args:
         successes: float64 [S, D], S >= 1.
@@ -35,9 +35,10 @@ def released_rewards(successes: Vectors, failures: Vectors) -> NDArray[np.float6
 
 
 def released_centres(successes: Vectors) -> Vectors:
-    """DBSCAN(eps 0.5, min_samples 2) on standardised successes, lone ones ignored.
+    """Cluster standardised successes with DBSCAN(eps 0.5, min_samples 2), and return the centres; lone successes are
+    ignored.
 
-    Without a cluster, which is the rule in many dimensions, the mean of all successes is the only centre.
+    Without a cluster, the usual case in many dimensions, the mean of all successes is the only centre.
 
     Returns: float64 [C, D], C >= 1, in the space of the input.
     """

@@ -1,10 +1,10 @@
-"""SRPO's self-referential reward: a failure earns by how close it came to the successes of its own task.
+"""SRPO's self-referential reward: a failure's reward depends on how close it came to the successes of its own task.
 
     embeddings of a batch ─► per task: successes, else those carried over ─► rule ─► rewards of the failures
 
-Called by the reward node with all trajectories of an update (all ranks), so that a group without a success is measured
-against successes of other groups of the same task. Always: successes get 1, failures less than 1, and the result does
-not depend on the order of the rows.
+The reward node calls this with all trajectories of an update (all ranks), so that a group without a success is compared
+with successes of other groups of the same task. Successes always get 1 and failures less than 1, and the result does not
+depend on the order of the rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,22 +31,22 @@ def srpo_rewards(
     episode_ids: Sequence[int] = (),
     carried: Mapping[str, NDArray[np.float32]] = NOTHING_CARRIED,
 ) -> NDArray[np.float32]:
-    """Rewards of one batch of trajectories (Fei et al. 2025, arXiv:2511.15605).
+    """Compute the rewards of one batch of trajectories (Fei et al. 2025, arXiv:2511.15605).
 
-        r_i = 1                                    where i succeeded
+        r_i = 1                                    if i succeeded
         r_i = rule(failures, references)           of i's task otherwise: `aligned`, `paper` or `released`
-        r_i = 0                                    where the task has no reference
+        r_i = 0                                    if the task has no reference
 
-    References of a task are its successes in the batch; without any, those `carried` over. `paper` and `released` compare
-    whole trajectories, by the mean over their T vectors, as V-JEPA 2's tokens are averaged in both. Under `released` an
-    embedding of zeros scores 0, be it a success, and is no reference, as in that code.
+    The references of a task are its successes in the batch; without any, those `carried` over. `paper` and `released`
+    compare whole trajectories by the mean over their T vectors, because both average V-JEPA 2's tokens. With `released`, an
+    embedding of zeros gets 0, even for a success, and is no reference, as in that code.
 
     Args:
-        embeddings: float32 [N, T, D], T moments a trajectory in the order of time, by its own identity; [N, D] is T = 1.
+        embeddings: float32 [N, T, D], T moments of each trajectory in the order of time; [N, D] is T = 1.
         is_success: bool [N].
         tasks: N names; only trajectories of the same task are compared.
         config: the rule and its numbers.
-        episode_ids: N ids to name a bad trajectory by; without them its row is named.
+        episode_ids: N ids that name a trajectory in errors; without them, errors name the row.
         carried: successes of earlier updates by task, float32 [R, T, D] each, R >= 1.
 
     Returns: float32 [N] in [0, 1], below 1 for every failure.
@@ -82,7 +82,7 @@ def _failure_rewards(
 def _checked(
     embeddings: NDArray[np.float32], is_success: NDArray[np.bool_], tasks: Sequence[str], episode_ids: Sequence[int]
 ) -> NDArray[np.float64]:
-    """float64 [N, T, D]."""
+    """Return the embeddings as float64 [N, T, D], checked for shape, lengths and finite numbers."""
     if embeddings.ndim not in (2, 3):
         raise ValueError(
             f"embeddings are {list(embeddings.shape)}, expected [N, T, D]: T vectors a trajectory, or [N, D] for one."
