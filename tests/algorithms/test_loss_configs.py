@@ -100,10 +100,10 @@ def test_a_loss_of_ones_own_that_is_not_there_is_refused(name, changes, message)
 def test_a_loss_without_a_trust_region_needs_fresh_data_or_an_explicit_word() -> None:
     plain = PolicyLossConfig(name="gpg")
     assert policy_loss_for(plain, max_staleness=0) is plain
-    with pytest.raises(ConfigError, match=r"'gpg' has no trust region, expected one where max_staleness = 2 > 0"):
+    with pytest.raises(ConfigError, match=r"'gpg' has no trust region, expected one if max_staleness = 2 > 0"):
         policy_loss_for(plain, max_staleness=2)
     with pytest.raises(
-        ConfigError, match=r"'gpg' has no trust region, expected one where an update has several optimizer"
+        ConfigError, match=r"'gpg' has no trust region, expected one if an update has several optimizer"
     ):
         policy_loss_for(plain, max_staleness=0, steps_once_per_update=False)
     insisting = PolicyLossConfig(name="gpg", allow_unbounded=True)

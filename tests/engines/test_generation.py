@@ -266,5 +266,5 @@ async def test_who_speaks_does_not_act_and_who_acts_does_not_speak(
             await engine.act({})
     acting = MlpPolicy.create(small_worlds.SHAPE, seed=0)
     async with TorchEngine(acting, lane, EngineConfig()) as engine:
-        with pytest.raises(TypeError, match="does not speak; use `act`"):
+        with pytest.raises(TypeError, match="does not generate text; use `act`"):
             await engine.generate(said(0))

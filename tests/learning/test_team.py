@@ -119,9 +119,7 @@ async def test_decisions_of_a_stranger_are_refused_by_name() -> None:
     members = policies()
     async with DeviceLane(1) as lane:
         team = LearnerTeam({"solver": Learner(members["solver"], lane, CONFIG)})
-        with pytest.raises(
-            ConfigError, match=r"agent 'checker' decided something, and there are policies for \['solver'\]"
-        ):
+        with pytest.raises(ConfigError, match=r"agent 'checker' has no policy, there are policies for \['solver'\]"):
             await team.update(episodes(members), ADVANTAGES)
 
 

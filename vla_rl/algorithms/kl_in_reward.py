@@ -40,7 +40,7 @@ class KlRewardConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require(0.0 <= self.coef < float("inf"), "coef", "a finite weight >= 0")
         self.require(self.target is None or self.target > 0.0, "target", "above 0, or none")
-        self.require(self.target is None or self.coef > 0.0, "coef", "above 0 where a target adapts it")
+        self.require(self.target is None or self.coef > 0.0, "coef", "above 0 if a target adapts it")
         self.require(self.horizon >= 1, "horizon", "at least 1 sample")
 
 

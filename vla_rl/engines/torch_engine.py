@@ -134,7 +134,7 @@ class TorchEngine:
         language policy.
         """
         if isinstance(self._answering, Conversations):
-            raise TypeError("this engine's policy speaks, so it has no `act`; use `generate`, as chat_agent does")
+            raise TypeError("this engine's policy generates text and has no `act`; use `generate`, as chat_agent does")
         return await self._answering.submit(_Request(observation, sampling or Sampling()))
 
     async def generate(
@@ -159,7 +159,7 @@ class TorchEngine:
         cannot take; TypeError for a policy over action chunks.
         """
         if not isinstance(self._answering, Conversations):
-            raise TypeError("this engine's policy chooses action chunks and does not speak; use `act`")
+            raise TypeError("this engine's policy chooses action chunks and does not generate text; use `act`")
         return await self._answering.generate(prompt, tuple(tools), sampling or Sampling(), max_tokens, options)
 
     def stats(self) -> BatchStats:

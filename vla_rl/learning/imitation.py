@@ -151,8 +151,8 @@ class Imitator:
                 mask[number, : len(row)] &= torch.from_numpy(each.teaches)
         if not mask.any():
             raise ValueError(
-                f"none of the {tokens.numel()} demonstrated tokens teaches, expected at least one; look at what makes "
-                "Demonstration.teaches, and at conversations that are cut before their first reply."
+                f"none of the {tokens.numel()} demonstrated tokens is marked in Demonstration.teaches, expected at least "
+                "one; check how `teaches` is computed, and look for conversations that are cut before their first reply."
             )
         return tokens, mask
 
@@ -170,7 +170,7 @@ def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[
         if each.actions.shape != shape:
             raise ValueError(
                 f"demonstration {number} is a chunk {list(each.actions.shape)}, expected {list(shape)}, as the policy "
-                "decides; fill up a chunk at the end of an episode and say num_valid."
+                "decides; pad a chunk at the end of an episode and set num_valid."
             )
 
 

@@ -83,8 +83,8 @@ class Learner:
         if shares and not config.steps_once_per_update:
             raise ConfigError(
                 f"LearnerConfig.minibatch_trajectories is {config.minibatch_trajectories} and epochs {config.epochs}, "
-                "expected none and 1 where an engine shares the learner's model: an update of several optimizer steps "
-                "would act with weights that no version names. Give the engine a copy of the model."
+                "expected none and 1 if an engine shares the learner's model: in an update of several optimizer "
+                "steps, the engine would act with weights without a version. Give the engine a copy of the model."
             )
         self._lane, self._config = lane, config
         self._training = Training(model, config.optimizer, publish_to, weight_version)
@@ -247,8 +247,8 @@ class Learner:
             raise PolicyMismatchError(
                 f"the learner's log-probs differ by {gap:.4g} on average from those that the engine reported for the same "
                 f"tokens and weights (version {self.weight_version}), expected at most max_mismatch = "
-                f"{self._config.max_mismatch}, so that the ratio begins at 1. Acting and learning compute something "
-                "different: look at the temperature, dropout, the attention mask, and how observations are prepared."
+                f"{self._config.max_mismatch}, so that the ratio starts at 1. Acting and learning compute "
+                "different numbers: check the temperature, dropout, the attention mask, and how observations are prepared."
             )
         self._agreed = True
 

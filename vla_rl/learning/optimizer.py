@@ -160,7 +160,7 @@ class PolicyOptimizer:
                     states[index] = {moment: found.pop(f"{moment}/{name}").clone() for moment in MOMENTS}
                     _require_shape(name, states[index]["exp_avg"], parameter)
         except KeyError as error:
-            raise CheckpointError(f"the optimizer's state has no {error}; it is not whole.") from error
+            raise CheckpointError(f"the optimizer's state has no {error}; it is incomplete.") from error
         if found:
             raise CheckpointError(f"the optimizer's state has unknown names, such as {min(found)!r}.")
         for name, saved in exact.items():

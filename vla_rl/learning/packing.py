@@ -56,7 +56,7 @@ def _decode_extension(code: int, data: memoryview) -> np.ndarray:
 def _accept_array(expected: type[Any], value: Any) -> Any:
     if isinstance(value, expected):
         return value
-    raise ValueError(f"a {type(value).__name__} stands where a {expected.__name__} is expected")
+    raise ValueError(f"found a {type(value).__name__}, expected a {expected.__name__}")
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_special)

@@ -36,8 +36,8 @@ class LearnerTeam:
     def __init__(self, learners: Mapping[str, Learner], updates_per_turn: int | None = None) -> None:
         if not learners or (updates_per_turn is not None and updates_per_turn < 1):
             raise ConfigError(
-                f"{len(learners)} learners and updates_per_turn={updates_per_turn}: expected at least one of each, or "
-                "none for updates in which all learn"
+                f"{len(learners)} learners and updates_per_turn={updates_per_turn}, expected at least 1 of each; "
+                "updates_per_turn=None lets all of them learn in every update"
             )
         self._learners, self._updates_per_turn = dict(learners), updates_per_turn
 
@@ -197,8 +197,8 @@ def require_known(trajectories: Sequence[Trajectory], members: Mapping[str, Any]
     unknown = sorted(set(agents_of(trajectories)) - members.keys())
     if unknown:
         raise ConfigError(
-            f"agent {unknown[0]!r} decided something, and there are policies for {sorted(members)}; expected one for each "
-            "agent that the environment names"
+            f"agent {unknown[0]!r} has no policy, there are policies for {sorted(members)}; expected one for each agent "
+            "that the environment names"
         )
 
 

@@ -142,7 +142,7 @@ def _set_random_state(state: Mapping[str, Tensor]) -> None:
         keys = state["numpy_keys"].numpy().astype(np.uint32)
         torch.set_rng_state(state["torch"])
     except (KeyError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"the random state is not one that was saved here: {error!r}") from error
+        raise CheckpointError(f"the saved random state cannot be restored: {error!r}") from error
     np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))
     for index in range(torch.cuda.device_count()):
         if f"cuda_{index}" in state:

@@ -183,7 +183,7 @@ async def test_weights_that_an_engine_refuses_are_applied_nowhere_and_their_memo
     first, second = await start(), await start()
     second.llm.fails.add("stage_weights")
     for version in (2, 3):
-        with pytest.raises(CheckpointError, match=r"refuses the weights: .*out of memory"):
+        with pytest.raises(CheckpointError, match=r"rejects the weights: .*out of memory"):
             await publication.publish(publication.write(weights(version), version), [first, second], began=0.0)
         assert (content(publication.current), publication.current and publication.current.version) == (1.0, 1)
     assert (first.is_ready, second.is_ready) == (True, True)
@@ -216,7 +216,7 @@ async def test_an_engine_that_is_given_up_is_logged_as_an_error(
     async with asyncio.timeout(20):
         await keeper.run()
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "given up after 2 deaths in a row" in record.getMessage()
+    assert "not started again after 2 deaths in a row" in record.getMessage()
     assert "its place stays empty" in record.getMessage()
 
 
@@ -290,7 +290,7 @@ async def test_a_drain_may_take_longer_than_an_update(publication: Publication) 
     impatient = FakeReplica("engine", VllmConfig(drain_timeout_s=0.1))
     await impatient.build()
     impatient.llm.drained.clear()
-    with pytest.raises(ActorFrozen, match=r"drain_timeout_s = 0.1 s; raise it, or take 'keep'"):
+    with pytest.raises(ActorFrozen, match=r"drain_timeout_s = 0.1 s; raise it, or use 'keep'"):
         await impatient.pause("drain")
     await impatient.close()
 

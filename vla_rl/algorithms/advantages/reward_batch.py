@@ -55,7 +55,7 @@ class RewardBatch:
         for name in ("group", "episode_ids", "final_values", "is_terminated", "num_tokens", "greedy_rewards"):
             self._check_shape(name, (num,))
         if self.mask is None and self.step_rewards is not None:
-            raise ValueError("step_rewards are given without a mask, expected bool [N, S] that says which steps acted.")
+            raise ValueError("step_rewards are given without a mask, expected bool [N, S] of the steps that acted.")
         if self.mask is not None and (self.mask.ndim != 2 or len(self.mask) != num or self.mask.dtype != np.bool_):
             raise ValueError(f"mask is {self.mask.dtype} {list(self.mask.shape)}, expected bool [{num}, S].")
         for name in ("step_rewards", "values", "durations", "agents"):
@@ -103,7 +103,7 @@ class RewardBatch:
         if value is None:
             return
         if shape is None:
-            raise ValueError(f"{name} is given without a mask, expected bool [N, S] that says which steps acted.")
+            raise ValueError(f"{name} is given without a mask, expected bool [N, S] of the steps that acted.")
         if value.shape != shape:
             raise ValueError(f"{name} is {list(value.shape)}, expected {list(shape)}.")
 

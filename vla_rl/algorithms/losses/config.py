@@ -227,12 +227,12 @@ def policy_loss_for(
         return config
     if max_staleness > 0:
         raise ConfigError(
-            f"policy loss {config.name!r} has no trust region, expected one where max_staleness = {max_staleness} > 0: "
-            "choose ppo or decoupled_ppo, set max_staleness=0, or insist with allow_unbounded=True."
+            f"policy loss {config.name!r} has no trust region, expected one if max_staleness = {max_staleness} > 0: "
+            "choose ppo or decoupled_ppo, set max_staleness=0, or set allow_unbounded=True."
         )
     if not steps_once_per_update:
         raise ConfigError(
-            f"policy loss {config.name!r} has no trust region, expected one where an update has several optimizer steps: "
-            "choose ppo or decoupled_ppo, leave out epochs and minibatch_trajectories, or insist with allow_unbounded=True."
+            f"policy loss {config.name!r} has no trust region, expected one if an update has several optimizer steps: "
+            "choose ppo or decoupled_ppo, leave out epochs and minibatch_trajectories, or set allow_unbounded=True."
         )
     return config

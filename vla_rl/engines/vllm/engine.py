@@ -184,7 +184,7 @@ class VllmEngine:
         """
         served: Any = self._served
         if self._layout.num_tokens is None:
-            raise TypeError("this engine's policy speaks, so it has no `act`; use `generate`, as chat_agent does")
+            raise TypeError("this engine's policy generates text and has no `act`; use `generate`, as chat_agent does")
         request = await self._lane.prepare(served.request, observation)
         answer = await self._answer(request, sampling or Sampling(), self._layout.num_tokens, NO_RULES)
         return ActionChunk(
@@ -217,7 +217,7 @@ class VllmEngine:
         """
         served: Any = self._served
         if self._layout.num_tokens is not None:
-            raise TypeError("this engine's policy chooses action chunks and does not speak; use `act`")
+            raise TypeError("this engine's policy chooses action chunks and does not generate text; use `act`")
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
         asked = await self._lane.prepare(question, served.chat, prompt, tuple(tools), options)

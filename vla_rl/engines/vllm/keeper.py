@@ -73,7 +73,7 @@ class Keeper:
                 _log.warning("%s", error)
             else:
                 return failures
-        cause = f"given up after {failures} deaths in a row, the last one: {last.cause}"
+        cause = f"not started again after {failures} deaths in a row, the last one: {last.cause}"
         self.failure = ActorDied(last.name, last.pid, cause)
         _log.error("%s; its place stays empty", self.failure)
         self._changed()

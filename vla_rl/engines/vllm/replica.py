@@ -115,7 +115,7 @@ class Replica:
             await self.apply(staged)
             await self.check_health()
         except (EngineFault, CheckpointError) as error:
-            raise self.note_death(f"could not begin: {error}", frozen=True) from error
+            raise self.note_death(f"could not become ready: {error}", frozen=True) from error
         self.is_ready = True
         note_progress("engines started")
 
@@ -172,7 +172,7 @@ class Replica:
             seen: list[int] = await self._call("stage_weights", (msgspec.msgpack.encode(staged), verify))
             return seen
         except EngineFault as error:
-            raise CheckpointError(f"engine {self.name!r} refuses the weights: {error}") from error
+            raise CheckpointError(f"engine {self.name!r} rejects the weights: {error}") from error
 
     async def pause(self, mode: UpdateMode) -> None:
         """Start no new requests; running ones finish, freeze or are aborted, by `mode`. All caches are cleared.
@@ -291,7 +291,7 @@ class Replica:
     async def _drain(self) -> None:
         """Wait for running requests to be answered, which may take long."""
         limit_s = self._config.drain_timeout_s
-        what = f"what it was answering did not end within drain_timeout_s = {limit_s:g} s; raise it, or take 'keep'"
+        what = f"running requests did not end within drain_timeout_s = {limit_s:g} s; raise it, or use 'keep'"
         await self._await(self._llm.pause_generation(mode="wait", clear_cache=True), limit_s, what)
 
     async def _await(self, call: Awaitable[T], limit_s: float | None = None, too_late: str = "") -> T:

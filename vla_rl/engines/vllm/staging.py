@@ -91,7 +91,7 @@ class Stage:
         ]
         if missing or unknown or wrong:
             raise CheckpointError(
-                f"the weights do not fit the engine, and nothing of them was applied: {len(missing)} missing "
+                f"the weights do not fit the engine, and none was applied: {len(missing)} missing "
                 f"{missing[:4]}, {len(unknown)} unknown {unknown[:4]}, {len(wrong)} of another shape or dtype {wrong[:4]}; "
                 "expected every tensor of the policy that the engine was opened with"
             )

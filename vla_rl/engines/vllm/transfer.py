@@ -82,7 +82,9 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
     def stage(self, staged: StagedWeights) -> MappedWeights:
         """Map a version, and check that its tensors are those of the first version. Raises: CheckpointError."""
         if self.layout is not None and staged.places != self.layout:
-            raise CheckpointError("the staged weights are not the tensors that this engine began with")
+            raise CheckpointError(
+                "the staged weights differ in names, shapes or dtypes from the weights that this engine started with"
+            )
         mapped = MappedWeights(staged)
         self.layout, self.staged = staged.places, mapped
         places = self.parts.plain

@@ -140,7 +140,7 @@ def _opened_on_gpu(memory: GpuMemory) -> Tensor:
     if memory.gpu not in found:
         raise CheckpointError(
             f"the staged weights lie on GPU {memory.gpu}, expected one that this engine sees ({', '.join(found) or 'none'});"
-            " set weights_through to 'host', or show it that GPU"
+            " set weights_through to 'host', or make that GPU visible to it"
         )
     place = (found[memory.gpu], memory.handle, memory.storage_bytes, memory.storage_offset)
     counted = (memory.counter, memory.counter_offset, memory.event, memory.has_event)
