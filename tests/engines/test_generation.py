@@ -262,7 +262,7 @@ async def test_who_speaks_does_not_act_and_who_acts_does_not_speak(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
     async with TorchEngine(policy, lane, EngineConfig()) as engine:
-        with pytest.raises(TypeError, match="speaks, so it has no `act`"):
+        with pytest.raises(TypeError, match="generates text and has no `act`"):
             await engine.act({})
     acting = MlpPolicy.create(small_worlds.SHAPE, seed=0)
     async with TorchEngine(acting, lane, EngineConfig()) as engine:

@@ -171,11 +171,11 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder} has no {MANIFEST}; expected a completely written folder. "
-            "It is half-written, or not a checkpoint: use an older one."
+            "It is half-written, or not a checkpoint: take an older one."
         ) from error
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not text
         raise CheckpointError(
-            f"{path} cannot be read: {error}; the checkpoint is damaged, use an older one."
+            f"{path} cannot be read: {error}; the checkpoint is damaged, take an older one."
         ) from error
 
 

@@ -165,7 +165,7 @@ class Learner:
         team."""
         if isinstance(state, TeamState):
             raise CheckpointError(
-                f"the checkpoint holds the policies of agents {sorted(state.members)}, expected a single policy; "
+                f"the checkpoint holds the policies of agents {sorted(state.members)}, expected one policy for all agents; "
                 "resume with the recipe and settings that made it."
             )
         async with self._turn:
