@@ -7,7 +7,7 @@ from vla_rl.types import Config
 
 
 class EngineConfig(Config, frozen=True, kw_only=True):
-    """Which engine makes the decisions, and how it batches them."""
+    """Settings of the engine that makes the decisions, and of its batches."""
 
     kind: Literal["torch", "vllm"] = "torch"
     """Engine that runs the policy. `torch`: in this process, with the learner's weights. `vllm`: in separate vLLM

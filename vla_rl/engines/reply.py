@@ -43,7 +43,7 @@ class Reply:
         self.finish_reason: FinishReason | None = None
         self.stopped_by: str | None = None
         self.failure: ValueError | None = None
-        """Why this reply alone cannot go on: its grammar grew too complex."""
+        """Reason why this reply alone cannot go on: its grammar grew too complex."""
 
         self.is_given_up = False
         """Set by the caller when it no longer waits; the reply then leaves the batch before its next token."""

@@ -83,7 +83,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     aggregation: Literal["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
         "seq_mean_token_mean"
     )
-    """How token losses are reduced to one number. `seq_mean_token_mean` weighs every trajectory the same (SRPO);
+    """Method that reduces token losses to one number. `seq_mean_token_mean` weighs every trajectory the same (SRPO);
     `seq_mean_token_sum_norm` is Dr. GRPO's."""
 
     trajectory_length: float | None = None

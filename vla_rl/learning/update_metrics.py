@@ -23,10 +23,10 @@ class MicroBatchSums:
     gap_max: Tensor
     num_compared: Tensor
     tokens: Tensor
-    """float64 [2, n]: for each unmasked token the version that chose it, and |log-ratio|."""
+    """Version that chose each unmasked token, and its |log-ratio|: float64 [2, n]."""
 
     first_unsound: Tensor
-    """int64 []: see `sound_numbers.first_unsound`."""
+    """Index that `sound_numbers.first_unsound` returned, int64 []."""
 
 
 def update_metrics(

@@ -12,7 +12,7 @@ class BankedTask(msgspec.Struct, frozen=True):
     """Content of the bank for one task, oldest first."""
 
     embeddings: np.ndarray
-    """float32 [R, T, D]."""
+    """Embeddings of the successes, float32 [R, T, D]."""
 
     updates: np.ndarray
     """Update of each success, int64 [R]."""

@@ -10,7 +10,7 @@ CLUSTERINGS: Final = ("hdbscan", "k_distance")
 
 
 class SrpoConfig(Config, frozen=True, kw_only=True):
-    """How distances to the references become rewards."""
+    """Settings of the rewards that distances to the references become."""
 
     rule: str = "aligned"
     """Reward rule of failures. `aligned`: the share of the nearest success that the failure retraced (ours).
@@ -21,8 +21,8 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
     """Weight of a failure's progress for `paper` and `aligned`, in [0, 1]; 0 gives the plain success reward."""
 
     clusters: str = "k_distance"
-    """How `paper` groups successes into references. `k_distance`: DBSCAN with a radius computed from the data.
-    `hdbscan`: clusters of any density; needs dozens of successes a task."""
+    """Clustering of successes into references, for `paper`. `k_distance`: DBSCAN with a radius computed from the data.
+    `hdbscan`: clusters of any density; needs dozens of successes per task."""
 
     radius_scale: float = 1.5
     """Radius of `k_distance`, in multiples of the median distance between neighbouring successes; > 0."""

@@ -30,8 +30,8 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
     tokens, as in the paper; the rule `aligned` needs more, each the mean over an equal stretch of time."""
 
     short_videos: str = "cyclic"
-    """How videos with fewer than `num_frames` frames are filled up. `cyclic`: start over from the first frame, as in
-    the released code. `stretched`: repeat frames in place, so that the order of time is kept."""
+    """Handling of videos with fewer than `num_frames` frames. `cyclic`: start over from the first frame, as in the
+    released code. `stretched`: repeat frames in place, so that the order of time is kept."""
 
     precision: str = "float16"
     """Data type of weights and activations: bfloat16, float16 or float32. The mean over tokens is computed in
@@ -58,7 +58,7 @@ class VJepa2Config(Config, frozen=True, kw_only=True):
 
 
 class EmbeddingConfig(Config, frozen=True, kw_only=True):
-    """Which observations of a trajectory are embedded, and by which encoder."""
+    """Settings of the observations that are embedded, and of their encoder."""
 
     encoder: str = "pixels"
     """Encoder of the trajectories. `pixels`: the image, averaged down to `image_size`. `state`: the state vector,

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 from vla_rl.types import Config
 
 UpdateMode: TypeAlias = Literal["drain", "keep", "restart"]
-"""How running requests are handled when new weights arrive."""
+"""Handling of running requests when new weights arrive."""
 
 
 WeightRoute: TypeAlias = Literal["auto", "host", "gpu"]

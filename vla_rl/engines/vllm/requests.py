@@ -50,13 +50,13 @@ class Answer(msgspec.Struct, frozen=True):
     """The tokens sampled for one request."""
 
     tokens: np.ndarray
-    """int64 [T]."""
+    """Sampled tokens, int64 [T]."""
 
     log_probs: np.ndarray
-    """float32 [T]."""
+    """Log-prob of each token, float32 [T]."""
 
     versions: np.ndarray
-    """int64 [T]."""
+    """Weight version of each token, int64 [T]."""
 
     finish_reason: str
     """`stop`, `length`, or `abort` if the engine aborted it."""

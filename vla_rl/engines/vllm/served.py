@@ -37,7 +37,7 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class EngineLayout:
-    """How an engine is built for a policy.
+    """Properties of a policy from which its engine is built.
 
     Attributes:
         config: content of `config.json` in the folder that the engine reads; the folder holds no weights.
@@ -66,7 +66,7 @@ class ServedPolicy(Protocol):
 
     @property
     def layout(self) -> EngineLayout:
-        """How the engine is built."""
+        """Properties from which the engine is built."""
         ...
 
     @property
@@ -100,5 +100,5 @@ class ServedLanguage(ServedPolicy, Protocol):
 
     @property
     def chat(self) -> ChatInterface:
-        """Its tokenizer and chat format."""
+        """The policy's tokenizer and chat format."""
         ...
