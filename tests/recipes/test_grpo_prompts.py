@@ -127,7 +127,7 @@ class Strict:
     def render(self, messages: Sequence[Message]) -> np.ndarray:
         """Raises: ValueError for any other role."""
         if roles := [message.role for message in messages if message.role != "user"]:
-            raise ValueError(f"the chat template refuses a conversation of roles {roles}")
+            raise ValueError(f"the chat template rejects a conversation of roles {roles}")
         return np.arange(4)
 
 
@@ -135,6 +135,6 @@ def test_a_conversation_that_the_template_refuses_is_named_by_its_row(tmp_path: 
     rows = [{"prompt": "1?", "answer": "1"}, {"prompt": [{"role": "tool", "content": "2?"}], "answer": "2"}]
     config = config_of(write(tmp_path / "rows.jsonl", rows))
     with pytest.raises(
-        DataError, match=r"'prompt' of row 1 of .*: the chat template refuses .* roles \['tool'\]; leave"
+        DataError, match=r"'prompt' of row 1 of .*: the chat template rejects .* roles \['tool'\]; leave"
     ):
         check_prompts(config, Strict())  # type: ignore[arg-type]

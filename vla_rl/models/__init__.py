@@ -1,1 +1,1 @@
-"""Policies, one folder a family: config, network, processor, checkpoint, and the policy that engines and learners use."""
+"""Policies, one folder for each family: configuration, network, processor, checkpoint and policy class."""

@@ -1,4 +1,4 @@
-"""Which policy a checkpoint holds, where it computes, and what it is made of: shared by recipes that load any of them."""
+"""Load any policy: its family, device and settings. Shared by all recipes that load a checkpoint."""
 
 import hashlib
 from collections.abc import Collection
@@ -9,7 +9,7 @@ import torch
 
 import vla_rl
 from vla_rl.errors import ConfigError
-from vla_rl.models import openvla, openvla_oft  # the policies themselves bring much more, when they are asked for
+from vla_rl.models import openvla, openvla_oft  # importing the policies takes long, so they are imported on demand
 from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.prismatic.config import AdapterUse, Normalization
 from vla_rl.models.prismatic.dialects import Dialect, Vocabulary
@@ -22,78 +22,85 @@ if TYPE_CHECKING:
     VlaPolicy: TypeAlias = openvla.OpenVla | openvla_oft.OpenVlaOft | openvla_oft.ContinuousOpenVlaOft
 
 BASE_POLICY: Final = Path(vla_rl.__file__).parent / "assets" / "libero_base"
-"""The checkpoint that ships: it half learnt tasks 1, 6 and 8 of libero_object and task 7 of libero_goal."""
+"""The checkpoint in this package: half-trained on tasks 1, 6 and 8 of libero_object and task 7 of libero_goal."""
 
 Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-"""auto: the first GPU, or the CPU where there is none."""
+"""auto: the first GPU, or the CPU if there is none."""
 
 WHOLE_FILE_BYTES = 64 << 20
-"""Files up to this size count whole in a checkpoint's digest; larger ones by size, beginning and end."""
+"""Files up to this size are hashed whole in a checkpoint's digest; larger ones by size, beginning and end."""
 
 
 class CheckpointFormat(Config, frozen=True, kw_only=True):
-    """How a checkpoint is to be understood."""
+    """How to interpret a checkpoint."""
 
     policy_family: Literal["auto", "openvla", "openvla_oft", "continuous"] = "auto"
-    """openvla: one action token after the other; openvla_oft: a chunk of tokens at once; continuous: OpenVLA-OFT with an L1
-    or diffusion head. auto asks the checkpoint, which knows if it was saved here or has an action head beside it."""
+    """openvla: action tokens one after the other; openvla_oft: a chunk of tokens at once; continuous: OpenVLA-OFT with an L1
+    or diffusion head. auto (the default) reads it from the checkpoint, which works if vla_rl saved it or it has an action
+    head.
+    """
 
     norm_key: str | None = None
-    """Which of the checkpoint's action statistics, such as libero_goal; none where it has one set only."""
+    """Key of the checkpoint's action statistics, such as libero_goal. Not needed if the checkpoint has only one set."""
 
     normalization: Normalization | None = None
-    """bounds_q99: the 1st and 99th percentile of the statistics; bounds: the least and greatest value (ALOHA); none for
-    what the checkpoint says, else the percentiles."""
+    """bounds_q99: the 1st and 99th percentile of the statistics; bounds: the minimum and maximum (ALOHA). none: the
+    checkpoint's own setting, else the percentiles.
+    """
 
     dialect: Dialect | None = None
-    """Project whose conventions a checkpoint was trained with: images, stop token, positions, vocabulary. None for the
-    checkpoint's own, else those of OpenVLA's authors."""
+    """Project whose conventions the checkpoint was trained with: images, stop token, positions, vocabulary. none: the
+    checkpoint's own, else those of OpenVLA's authors.
+    """
 
     vocabulary: Vocabulary | None = None
-    """Token ids over which OpenVLA normalises an action token's probability, in rollout and training alike: all of them, or
-    the action tokens alone. None for the checkpoint's own, else the dialect's. OpenVLA-OFT always takes the latter."""
+    """Token ids over which OpenVLA normalises an action token's probability, in rollout and training alike: all, or the
+    action tokens only. none: the checkpoint's own, else the dialect's. OpenVLA-OFT always uses the action tokens only.
+    """
 
     head: Literal["l1", "diffusion"] | None = None
-    """Head of a continuous checkpoint that does not say it; none for its own, else l1."""
+    """Head of a continuous checkpoint whose files do not name it. none: the checkpoint's own, else l1."""
 
     cameras: tuple[str, ...] | None = None
-    """Observation keys of its images; none for what checkpoints of its family use."""
+    """Observation keys of the images. none: the default of the checkpoint's family."""
 
     chunk_size: int | None = None
-    """Control steps in a chunk of an OpenVLA-OFT checkpoint that does not say it (25 in ALOHA's); none for LIBERO's 8."""
+    """Control steps in a chunk, if an OpenVLA-OFT checkpoint does not name them (25 for ALOHA's). none: LIBERO's 8."""
 
     adapter: str | None = None
-    """Folder or hub id of an adapter that peft saved and that was trained on the checkpoint, with its head and projectors if
-    it has any. A checkpoint that is nothing but an adapter needs none: it names its base."""
+    """Folder or hub id of a peft adapter that was trained on the checkpoint; its head and projectors are loaded too, if it
+    has any. Not needed if the checkpoint is itself an adapter: it names its base.
+    """
 
     adapter_use: AdapterUse | None = None
-    """merge: the weights take up what such an adapter adds; train: it stays an adapter, and training goes on with it.
-    None: merge."""
+    """merge (the default): add the adapter to the weights; train: keep the adapter and continue training it."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights; auto takes the files'."""
+    """Data type of the weights; auto keeps the files'."""
 
     def opened(self, checkpoint: str | PublicFolder) -> PublicFolder:
-        """The checkpoint with its adapter, read but for its weights. Raises: CheckpointError."""
+        """Read the checkpoint with its adapter, without the weights. Raises: CheckpointError."""
         return open_folder(checkpoint, self.adapter)
 
 
 class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
-    """How a checkpoint is to be understood, and where it computes."""
+    """How to interpret a checkpoint, and the device that computes it."""
 
     device: Device = "auto"
-    """Where the policy computes; auto takes the first GPU, or the CPU where there is none."""
+    """Device of the policy; auto takes the first GPU, or the CPU if there is none."""
 
 
 def is_base_policy(checkpoint: str) -> bool:
-    """Whether a folder is the checkpoint that ships, however it is written."""
+    """Return whether a folder is the checkpoint of this package, however its path is written."""
     return Path(checkpoint).expanduser().resolve() == BASE_POLICY.resolve()
 
 
 def family_of(checkpoint: str | PublicFolder) -> Family:
-    """The family that a checkpoint names. Raises: ConfigError if it names none; CheckpointError if it is none."""
+    """Return the family that a checkpoint names. Raises: ConfigError if it names none; CheckpointError if it is not a
+    checkpoint.
+    """
     folder = open_folder(checkpoint)
     if folder.extension.family == "openvla":
         return "openvla"
@@ -102,13 +109,13 @@ def family_of(checkpoint: str | PublicFolder) -> Family:
     if action_head_of(checkpoint) is not None:
         return "continuous"
     raise ConfigError(
-        f"{folder.path} does not say which policy it is (no family in {EXTENSION_FILE}, no action head beside it); say "
-        "policy_family (--policy-family): openvla, openvla_oft or continuous"
+        f"{folder.path} does not say which policy it is (no family in {EXTENSION_FILE}, no action head beside it); set "
+        "policy_family (--policy-family) to openvla, openvla_oft or continuous"
     )
 
 
 def action_head_of(checkpoint: str | PublicFolder) -> Path | None:
-    """The file of the action head beside a public checkpoint, if any. Raises: CheckpointError."""
+    """Return the action head's file beside a public checkpoint, if any. Raises: CheckpointError."""
     return find_part(open_folder(checkpoint).folders, "action_head")
 
 
@@ -119,24 +126,24 @@ def load_policy(
     new_parts: Collection[NewPart] = (),
     seed: int = 0,
 ) -> "VlaPolicy":
-    """The policy in `checkpoint`, a folder (read already or not) or a hub id, on `device`.
+    """Load the policy in `checkpoint`, a folder (read already or not) or a hub id, onto `device`.
 
     Args:
-        checkpoint: where it is.
-        config: what it does not say of itself.
-        device: where it computes.
-        new_parts: what it lacks, and fine-tuning is to begin with.
-        seed: of their first weights.
+        checkpoint: a folder, read already or not, or a hub id.
+        config: settings that the checkpoint's files leave out.
+        device: device of the policy.
+        new_parts: parts that the checkpoint lacks and that fine-tuning is to add.
+        seed: seed of the new parts' weights.
 
-    Raises: ConfigError for a device that is not there, or a family that has to be said, or is another; CheckpointError
-    saying what is missing, unknown or damaged.
+    Raises: ConfigError if the device does not exist, or the family is wrong or has to be given; CheckpointError naming what
+    is missing, unknown or damaged.
     """
     checkpoint = config.opened(checkpoint)
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     family = family_of(checkpoint) if config.policy_family == "auto" else config.policy_family
     if family != "continuous" and (head := action_head_of(checkpoint)) is not None:
         raise ConfigError(
-            f"policy_family is {family!r}, but {head.parent} has an action head, {head.name}; say continuous"
+            f"policy_family is {family!r}, but {head.parent} has an action head, {head.name}; set it to continuous"
         )
     shared: dict[str, Any] = {
         "norm_key": config.norm_key,
@@ -149,7 +156,7 @@ def load_policy(
     if family == "openvla":
         _refuse(family, chunk_size=config.chunk_size, head=config.head, new_parts=new_parts or None)
         if config.cameras is not None and len(config.cameras) != 1:
-            raise ConfigError(f"cameras is {config.cameras!r}, expected one: OpenVLA was trained on one image")
+            raise ConfigError(f"cameras is {config.cameras!r}, expected one camera: OpenVLA was trained on one image")
         camera = config.cameras[0] if config.cameras else None
         return openvla.OpenVla.load(checkpoint, vocabulary=config.vocabulary, camera=camera, **shared)
     _refuse(family, vocabulary=config.vocabulary)
@@ -169,7 +176,7 @@ def _refuse(family: Family, **options: object) -> None:
 
 
 def described(policy: "VlaPolicy") -> str:
-    """How a policy acts, in a line: what a checkpoint was understood to be."""
+    """Describe in one line how a policy acts, as its checkpoint was interpreted."""
     config = policy.config
     kind = "OpenVLA" if isinstance(policy, openvla.OpenVla) else f"OpenVLA-OFT, {policy.config.head}"
     bounds, dtype = config.action_bounds, next(policy.network.parameters()).dtype
@@ -183,19 +190,19 @@ def described(policy: "VlaPolicy") -> str:
 
 
 def device_for(asked: Device) -> torch.device:
-    """The device that is meant. Raises: ConfigError where a GPU is asked for and there is none."""
+    """Return the device that `asked` means. Raises: ConfigError if a GPU is asked for and there is none."""
     if asked == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine")
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def weight_bytes(folder: PublicFolder) -> int:
-    """Size of the weight files."""
+    """Return the size of the weight files in bytes."""
     return sum(file.stat().st_size for file in folder.all_files if file.suffix in (".safetensors", ".pt", ".bin"))
 
 
 def digest_of(folder: PublicFolder) -> str:
-    """A fingerprint of every file of a checkpoint: another one means other weights or settings."""
+    """Return a fingerprint of all files of a checkpoint; it changes with the weights or settings."""
     digest = hashlib.blake2b(digest_size=16)
     for path in folder.all_files:
         size = path.stat().st_size
@@ -209,7 +216,7 @@ def digest_of(folder: PublicFolder) -> str:
 
 
 def require_new(*folders: Path) -> None:
-    """What is going to be saved has a place. Raises: ConfigError for a folder that exists already."""
+    """Check that a checkpoint can be saved to the folder. Raises: ConfigError if the folder exists already."""
     for folder in folders:
         if folder.exists():
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The policy's own vision tower as SRPO's eye: what it sees of each observation, as it was when the run began."""
+"""The policy's own vision tower as SRPO's trajectory encoder: a frozen copy from the start of the run."""
 
 import copy
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ FRAMES_PER_BATCH: Final = 32
 
 
 class PolicyTowerEncoder:
-    """A `TrajectoryEncoder`: patch features of all cameras, averaged over the patches, moment by moment.
+    """A `TrajectoryEncoder`: patch features of all cameras, averaged over the patches, for each moment.
 
-    It owns a frozen copy of the tower, made now: embeddings of different updates stay comparable while the policy learns.
+    It copies the tower on construction and freezes the copy, so that embeddings stay comparable while the policy is trained.
 
     Args:
-        config: `num_frames` says how many moments.
+        config: `num_frames` is the number of moments.
         model: the policy, whose network has a `vision_backbone` and whose batches have `images`.
-        lane: computes; shared with the policy and the learner.
+        lane: the device lane, shared with the policy and the learner.
 
     Raises: ConfigError for a policy without a vision tower.
     """
@@ -43,7 +43,7 @@ class PolicyTowerEncoder:
         self._model, self._lane, self._num_frames = model, lane, config.num_frames
 
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        """float32 [N, num_frames, D], from the observations of the decisions."""
+        """Embed the observations of the decisions, float32 [N, num_frames, D]."""
         rows = []
         async with aclosing(self._lane.prepared_ahead(self._images, trajectories)) as prepared:
             async for _, images in prepared:
@@ -55,7 +55,7 @@ class PolicyTowerEncoder:
         return stacked(trajectories, rows)
 
     def _images(self, trajectory: Trajectory) -> torch.Tensor:
-        """uint8 [T, cameras, 3, S, S], as the policy's own processor makes them."""
+        """Return the images as the policy's own processor makes them, uint8 [T, cameras, 3, S, S]."""
         observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
         chosen = [observations[int(index)] for index in evenly_spaced(len(observations), self._num_frames)]
         try:

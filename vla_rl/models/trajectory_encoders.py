@@ -1,4 +1,4 @@
-"""The encoder that a configuration names, with whatever it needs of the run."""
+"""Build the trajectory encoder that a configuration names."""
 
 from typing import Any
 
@@ -7,21 +7,21 @@ from vla_rl.engines import DeviceLane, PolicyModel
 
 
 def trajectory_encoder(config: EmbeddingConfig, model: PolicyModel[Any], lane: DeviceLane) -> TrajectoryEncoder:
-    """Make SRPO's encoder; to be called before the policy is trained or restored, as `policy` copies its tower.
+    """Make SRPO's encoder. Call it before the policy is trained or restored, because the encoder `policy` copies its tower.
 
     Args:
-        config: which one.
+        config: selects the encoder.
         model: the policy; its device is where `vjepa2` computes too.
         lane: the device lane of the run.
 
-    Raises: ConfigError for a policy without a vision tower, or a folder that is no V-JEPA 2 checkpoint.
+    Raises: ConfigError for a policy without a vision tower, or a folder that is not a V-JEPA 2 checkpoint.
     """
     if config.encoder == "policy":
         from vla_rl.models.policy_tower import PolicyTowerEncoder
 
         return PolicyTowerEncoder(config, model, lane)
     if config.encoder == "vjepa2":
-        from vla_rl.models.vjepa2 import VJepa2Encoder  # brings transformers, which takes seconds
+        from vla_rl.models.vjepa2 import VJepa2Encoder  # imports transformers, which takes seconds
 
         device = next(model.network.parameters()).device
         return VJepa2Encoder(config.vjepa2, config.image_key, lane, device)

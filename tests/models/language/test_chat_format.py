@@ -93,7 +93,7 @@ def test_a_reply_read_back_and_written_again_has_the_same_tokens(policy: CausalL
 
 
 def test_a_template_that_refuses_a_conversation_is_named(policy: CausalLanguageModel) -> None:
-    with pytest.raises(ValueError, match=r"refuses a conversation of roles \[\]"):
+    with pytest.raises(ValueError, match=r"rejects a conversation of roles \[\]"):
         policy.render(())
 
 

@@ -37,7 +37,7 @@ def test_only_the_assistants_own_tokens_teach(policy: CausalLanguageModel) -> No
 
 
 def test_a_conversation_in_which_nobody_answers_is_refused(policy: CausalLanguageModel) -> None:
-    with pytest.raises(ValueError, match="no message of an assistant, expected at least one"):
+    with pytest.raises(ValueError, match="no assistant message, expected at least one"):
         chat_demonstration(policy, CHAT[:1])
 
 

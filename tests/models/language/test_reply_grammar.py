@@ -121,7 +121,10 @@ def test_a_marker_that_is_no_special_token_is_spelt_out() -> None:
     ("options", "told"),
     [
         (ReplyOptions(tools=ToolRule(names=("sub",))), r"tools \['sub'\] were asked for but not given"),
-        (ReplyOptions(format=GrammarFormat(lark="start: /a/")), "a grammar and tools were given, expected one of them"),
+        (
+            ReplyOptions(format=GrammarFormat(lark="start: /a/")),
+            "a grammar and tools were given, expected only one of them",
+        ),
     ],
 )
 def test_options_that_no_reply_can_meet_are_refused(

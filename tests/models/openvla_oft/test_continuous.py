@@ -135,7 +135,7 @@ def test_a_part_that_would_run_code_is_refused(folder: Path, tmp_path: Path) -> 
     [
         (lambda whole: whole[: len(whole) // 2], r"is not a whole PyTorch file \(\d+ bytes\); download it again"),
         (lambda whole: b"", r"is not a whole PyTorch file \(0 bytes\); download it again"),
-        (lambda whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
+        (lambda whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer"),
         (lambda whole: whole.replace(b"layer_norm1", b"\xff\xfe\xfd_norm1"), "cannot be read: .*; download it again"),
     ],
 )

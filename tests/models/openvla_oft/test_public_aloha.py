@@ -233,7 +233,7 @@ def test_towers_that_are_replaced_are_not_read(folder: Path) -> None:
 
 
 def test_a_chunk_that_the_folder_does_not_say_has_to_be_said(public: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"actions of 14 numbers are not LIBERO's; say chunk_size \(25"):
+    with pytest.raises(CheckpointError, match=r"actions of 14 numbers are not LIBERO's; set chunk_size \(25"):
         load(public, chunk_size=None)
     with pytest.raises(ConfigError, match=r"chunk_size is 0, expected at least 1"):
         load(public, chunk_size=0)

@@ -98,7 +98,7 @@ def test_targets_may_be_layers_by_name_and_nothing_else() -> None:
     policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
     named = ("language_model.model.layers.0.self_attn.q_proj", "projector.fc2")
     assert adapted_layers(policy.adapted(LoraConfig(rank=2, targets=named), seed=0)) == set(named)
-    with pytest.raises(ConfigError, match=r"names projector\.fc9, which is no linear layer or convolution"):
+    with pytest.raises(ConfigError, match=r"names projector\.fc9, which is not a linear layer or convolution"):
         policy.adapted(LoraConfig(targets=("projector.fc9",)), seed=0)
     with pytest.raises(ConfigError, match="targets is 'all', expected 'hidden', 'all-linear' or a list of str"):
         LoraConfig(targets="all")  # type: ignore[arg-type]

@@ -212,13 +212,13 @@ QKV = "base_model.model.vision_backbone.featurizer.blocks.0.attn.qkv"
         ({f"{QKV}.lora_A.weight": None}, r"half an adapter for vision_backbone\.featurizer\.blocks\.0\.attn\.qkv"),
         (
             {f"{QKV}.lora_A.weight": torch.zeros(32, 23)},
-            r"is made for a weight \[72, 23\], and that of .* is \[72, 24\]",
+            r"fits a weight of shape \[72, 23\]; that of .* has \[72, 24\]",
         ),
         ({f"{QKV}.lora_A.weight": torch.zeros(16, 24)}, "whose halves do not fit each other"),
         ({f"{QKV}.lora_magnitude_vector": torch.zeros(72)}, "expected adapters of the plain kind"),
         (
             {f"{QKV}2.lora_{half}.weight": torch.zeros(shape) for half, shape in (("A", (32, 24)), ("B", (72, 32)))},
-            r"stands on vision_backbone\.featurizer\.blocks\.0\.attn\.qkv2, which .* does not have",
+            r"belongs to vision_backbone\.featurizer\.blocks\.0\.attn\.qkv2, which .* does not have",
         ),
         ({"qkv.lora_A.weight": torch.zeros(32, 24)}, r"holds qkv\.lora_A\.weight; expected names that begin with"),
     ],

@@ -170,7 +170,7 @@ def test_a_bit_that_flipped_in_a_file_of_the_hub_is_found(hub: Path) -> None:
     damaged = bytearray(blob.read_bytes())
     damaged[-3] ^= 1
     blob.write_bytes(damaged)
-    with pytest.raises(CheckpointError, match=r"is not what was published .* remove .* and fetch it again"):
+    with pytest.raises(CheckpointError, match=r"differs from what was published .* remove .* and fetch it again"):
         load(HUB_ID)
 
 
@@ -182,7 +182,7 @@ def test_a_bit_that_flipped_in_a_part_of_the_hub_is_found(hub: Path) -> None:
         part.symlink_to(blob)
     ContinuousOpenVlaOft.load(HUB_ID, norm_key="libero_goal")
     blob.write_bytes(blob.read_bytes()[:-1] + b"x")
-    with pytest.raises(CheckpointError, match="is not what was published"):
+    with pytest.raises(CheckpointError, match="differs from what was published"):
         ContinuousOpenVlaOft.load(HUB_ID, norm_key="libero_goal")
 
 
@@ -195,8 +195,8 @@ def test_frames_that_are_enlarged_are_said_once_and_empty_ones_refused(
         policy.prepare([small])
         policy.prepare([small])
     assert [record.getMessage() for record in caplog.records if "enlarged" in record.getMessage()] == [
-        "frames of 13 x 28 pixels are enlarged to 28 x 28: the policy sees blurred pictures; render larger ones if it was "
-        "not taught with these."
+        "frames of 13 x 28 pixels are enlarged to 28 x 28, so the policy sees blurred pictures; render larger ones unless "
+        "it was trained with these."
     ]
     with pytest.raises(ValueError, match=r"observation\['image'\] is uint8 \[0, 28, 3\], expected uint8 \[H, W, 3\]"):
         policy.prepare([{"image": np.zeros((0, 28, 3), np.uint8), "instruction": "push"}])

@@ -141,7 +141,7 @@ def test_what_is_no_folder_and_no_hub_id_is_refused() -> None:
 
 def test_a_hub_that_cannot_be_reached_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(CheckpointError, match="could not be taken from the hub"):
+    with pytest.raises(CheckpointError, match="cannot be fetched from the hub"):
         OpenVla.load("vla-rl-tests/no-such-model")
 
 

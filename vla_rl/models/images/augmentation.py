@@ -1,11 +1,11 @@
-"""Training augmentation: what OpenVLA's fine-tuning does to frames, batched in torch (dlimp's `augment_image`).
+"""Training augmentation of OpenVLA's fine-tuning, batched in torch (dlimp's `augment_image`).
 
     random crop of 0.9 of the area, scaled back ─► brightness ─► contrast ─► saturation ─► hue
 
-Every frame of every camera has draws of its own, the crop's two edges too (dlimp is said to move its box along the diagonal
-only, by drawing both from one seed). Values are clipped to [0, 1] after each step, on the device of the input.
-When a policy acts, the pipelines `exact` and `crop` take the middle of the frame instead of a random part. Policies that see
-whole frames when they act get the colours alone: a crop would train them on another scale than they will see.
+Each frame of each camera has its own random draws. The crop's two edges are drawn separately; dlimp reportedly draws both
+from one seed, which moves its box along the diagonal only. Values are clipped to [0, 1] after each step, on the device of
+the input. In rollout and evaluation, the pipelines `exact` and `crop` take the middle of the frame instead of a random part.
+Policies that see whole frames are augmented in colour only: a crop would train them on another scale than they act on.
 """
 
 import msgspec
@@ -20,22 +20,22 @@ from vla_rl.types import Config
 
 
 class AugmentationConfig(Config, frozen=True, kw_only=True):
-    """How far frames are changed; the defaults are OpenVLA's."""
+    """Strength of the augmentation; the defaults are OpenVLA's."""
 
     crop_area: float = 0.9
     """Share of the area that a random crop keeps."""
 
     brightness: float = 0.2
-    """Largest number added to all values, which go from 0 to 1; it is drawn from both signs."""
+    """Largest value added to all pixel values, which lie between 0 and 1; drawn from [-brightness, brightness]."""
 
     contrast: tuple[float, float] = (0.8, 1.2)
-    """Range of the factor by which values are moved from their channel's mean."""
+    """Range of the contrast factor, which scales the distance of values from their channel's mean."""
 
     saturation: tuple[float, float] = (0.8, 1.2)
-    """Range of the factor on the saturation."""
+    """Range of the saturation factor."""
 
     hue: float = 0.05
-    """Largest turn of the hue, as a share of the circle."""
+    """Largest rotation of the hue, as a share of the colour circle."""
 
     def __post_init__(self) -> None:
         self.require(0.0 < self.crop_area <= 1.0, "crop_area", "a share above 0, at most 1")
@@ -47,10 +47,10 @@ class AugmentationConfig(Config, frozen=True, kw_only=True):
 
 
 class Draws(msgspec.Struct, frozen=True):
-    """What was drawn for B frames, float32 [B] each."""
+    """Random draws for B frames, float32 [B] each."""
 
     top: Tensor
-    """Upper edge of the crop, as a share of what is cut off: 0 to 1."""
+    """Upper edge of the crop, as a share of the margin that is cut off: 0 to 1."""
 
     left: Tensor
     brightness: Tensor
@@ -60,7 +60,7 @@ class Draws(msgspec.Struct, frozen=True):
 
 
 def draw(config: AugmentationConfig, num_frames: int, generator: torch.Generator) -> Draws:
-    """Independent draws for every frame, from a generator on the CPU."""
+    """Draw independently for each frame, from a generator on the CPU."""
 
     def between(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(num_frames, generator=generator)
@@ -76,7 +76,7 @@ def draw(config: AugmentationConfig, num_frames: int, generator: torch.Generator
 
 
 def augment(images: Tensor, draws: Draws, crop_area: float | None) -> Tensor:
-    """uint8 [B, 3, S, S] changed as drawn, uint8 of the same shape; `crop_area` None leaves the crop out."""
+    """Augment uint8 [B, 3, S, S] with these draws; return uint8 of the same shape. `crop_area` None leaves the crop out."""
     values = images.float() / 255.0
     if crop_area is not None:
         values = _cropped(values, draws, crop_area).clamp(0.0, 1.0)
@@ -90,9 +90,9 @@ def augment(images: Tensor, draws: Draws, crop_area: float | None) -> Tensor:
 
 
 def training_pipeline(name: ImagePipelineName, config: AugmentationConfig, generator: torch.Generator) -> ImagePipeline:
-    """The pipeline of that name as training sees it: augmented, with a random crop where acting has one in the middle.
+    """Return the named pipeline for training: with augmentation, and with a random crop if the pipeline has a centre crop.
 
-    Not for several threads at once: they would share `generator`.
+    Not thread-safe: threads would share `generator`.
     """
 
     def cropped(images: Tensor, size: int) -> Tensor:
@@ -111,7 +111,7 @@ def _of_each(draws: Tensor, values: Tensor) -> Tensor:
 
 
 def _cropped(values: Tensor, draws: Draws, area: float) -> Tensor:
-    """Boxes of `area`, scaled back bilinearly; corner-aligned, as `tf.image.crop_and_resize`."""
+    """Crop boxes of `area` and scale them back bilinearly; corner-aligned, as `tf.image.crop_and_resize`."""
     size, side = values.shape[-1], area**0.5
     steps: Tensor = torch.arange(size, device=values.device) * side
     room = (size - 1) * (1.0 - side)
@@ -126,7 +126,7 @@ def _cropped(values: Tensor, draws: Draws, area: float) -> Tensor:
 
 
 def _to_hsv(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, 3, H, W] in [0, 1] to hue, saturation and value [B, H, W], all in [0, 1]."""
+    """Convert [B, 3, H, W] in [0, 1] to hue, saturation and value [B, H, W], all in [0, 1]."""
     value, greatest = rgb.max(dim=1)
     spread = value - rgb.min(dim=1).values
     red, green, blue = rgb.unbind(1)
@@ -138,7 +138,7 @@ def _to_hsv(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _from_hsv(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """The inverse of `_to_hsv`, [B, 3, H, W]."""
+    """Invert `_to_hsv`; returns [B, 3, H, W]."""
 
     def channel(offset: float) -> Tensor:
         place = (offset + hue * 6.0) % 6.0

@@ -1,13 +1,13 @@
-"""A JPEG round trip for a whole batch, on any device, to the last bit of TensorFlow's.
+"""JPEG round trip for a whole batch, on any device, bit for bit as TensorFlow does it.
 
     RGB ─► YCbCr, chroma halved ─► 8x8 DCT ─► quantised ─► back, chroma doubled by the triangle filter ─► RGB
 
-The training data of the public OpenVLA checkpoints were JPEG files, so at evaluation their images go through JPEG too.
-TensorFlow writes with libjpeg's accurate integer transform ("islow") and reads, unless told, with its fast one ("ifast"):
-there Pillow's pixels differ from it. Both, the colour conversion and the resampling are integer arithmetic: written down
-once more in torch, they give the same bytes without a codec and without leaving the device. Entropy coding loses nothing
-and is left out. Source: ITU-T T.81, and the constants of the transforms of Loeffler, Ligtenberg and Moschytz 1989
-(forward) and of Arai, Agui and Nakajima 1988 (inverse).
+The training data of the public OpenVLA checkpoints were JPEG files, so their images go through JPEG at evaluation too.
+TensorFlow writes with libjpeg's accurate integer transform ("islow") and by default reads with its fast one ("ifast"), which
+gives other pixels than Pillow. Both, the colour conversion and the resampling are integer arithmetic: reimplemented in
+torch, they give the same bytes without a codec and without leaving the device. Entropy coding loses nothing and is left out.
+Source: ITU-T T.81, and the constants of the transforms of Loeffler, Ligtenberg and Moschytz 1989 (forward) and of Arai, Agui
+and Nakajima 1988 (inverse).
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 
 _CONST_BITS, _PASS1_BITS = 13, 2
 _SCALE_BITS = 2
-"""Of fraction, in the coefficients that the fast inverse transform takes."""
+"""Fraction bits of the coefficients that the fast inverse transform takes."""
 
 _LUMINANCE: Final = (
     (16, 11, 10, 16, 24, 40, 51, 61),
@@ -37,11 +37,11 @@ _CHROMINANCE: Final = (
     (47, 66, 99, 99, 99, 99, 99, 99),
     *(((99,) * 8,) * 4),
 )
-"""The standard's example tables, which every encoder scales by the quality."""
+"""Example tables of the standard, which every encoder scales by the quality."""
 
 
 def jpeg_round_trip(images: Tensor, quality: int = 95) -> Tensor:
-    """What is left of images after JPEG with 4:2:0 chroma, as TensorFlow writes and reads it.
+    """Encode and decode images as JPEG with 4:2:0 chroma, as TensorFlow writes and reads it.
 
     Args:
         images: uint8 [B, 3, H, W], RGB.
@@ -69,7 +69,7 @@ def _through_chroma(plane: Tensor, quality: int) -> Tensor:
 
 
 def _to_ycc(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """int32 [B, 3, H, W] to three planes [B, H, W]; 16-bit fixed point."""
+    """Convert int32 [B, 3, H, W] to three planes [B, H, W]; 16-bit fixed point."""
     r, g, b = rgb.unbind(1)
     half, offset = 1 << 15, 128 << 16
     luma = (19595 * r + 38470 * g + 7471 * b + half) >> 16
@@ -99,14 +99,14 @@ def _fill(plane: Tensor, multiple: int, to_width: int | None = None) -> Tensor:
 
 
 def _halve(plane: Tensor) -> Tensor:
-    """Means of 2x2, rounded down and up by turns from column to column."""
+    """Average 2x2 blocks, rounded down and up alternately from column to column."""
     sums = plane[:, 0::2, 0::2] + plane[:, 0::2, 1::2] + plane[:, 1::2, 0::2] + plane[:, 1::2, 1::2]
     bias = 1 + torch.arange(sums.shape[2], device=plane.device, dtype=torch.int32) % 2
     return (sums + bias) >> 2
 
 
 def _double(plane: Tensor) -> Tensor:
-    """Twice the height and width: a new sample is 3/4 of the nearer and 1/4 of the farther neighbour, each way."""
+    """Double the height and width: a new sample is 3/4 of the nearer and 1/4 of the farther neighbour, each way."""
     above = torch.cat([plane[:, :1], plane[:, :-1]], dim=1)
     below = torch.cat([plane[:, 1:], plane[:, -1:]], dim=1)
     rows = torch.stack([3 * plane + above, 3 * plane + below], dim=2).flatten(1, 2)
@@ -116,14 +116,14 @@ def _double(plane: Tensor) -> Tensor:
 
 
 def _table(base: tuple[tuple[int, ...], ...], quality: int, device: torch.device) -> Tensor:
-    """int32 [8, 8], the divisors of the coefficients."""
+    """Return the divisors of the coefficients, int32 [8, 8]."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
     table = torch.tensor(base, dtype=torch.int32, device=device)
     return ((table * scale + 50) // 100).clamp(1, 255)
 
 
 def _through_dct(plane: Tensor, table: Tensor) -> Tensor:
-    """Quantise int32 [B, 8h, 8w] in the frequency domain, block by block; back in 0..255."""
+    """Quantise int32 [B, 8h, 8w] in the frequency domain, block by block; the result is in 0..255 again."""
     batch, height, width = plane.shape
     blocks = (plane - 128).view(batch, height // 8, 8, width // 8, 8).transpose(2, 3)
     coefficients = _forward(_forward(blocks.unbind(-1), -1, first=True).unbind(-2), -2, first=False)
@@ -135,7 +135,7 @@ def _through_dct(plane: Tensor, table: Tensor) -> Tensor:
 
 
 def _multipliers(table: Tensor) -> Tensor:
-    """int32 [8, 8]: what the fast inverse multiplies coefficients with, its own scaling included."""
+    """Return the fast inverse's factors for the coefficients, int32 [8, 8]; they include its own scaling."""
     roots = [1.0] + [math.cos(k * math.pi / 16) * math.sqrt(2.0) for k in range(1, 8)]
     scales = [[round(row * column * (1 << 14)) for column in roots] for row in roots]
     return _descale(table * torch.tensor(scales, dtype=torch.int32, device=table.device), 14 - _SCALE_BITS)
@@ -146,7 +146,7 @@ def _descale(x: Tensor, bits: int) -> Tensor:
 
 
 def _forward(d: tuple[Tensor, ...], dim: int, *, first: bool) -> Tensor:
-    """One pass of the forward transform over 8 slices; the first leaves 2 bits of fraction for the second."""
+    """Run one pass of the forward transform over 8 slices; the first leaves 2 fraction bits for the second."""
     sums = [d[i] + d[7 - i] for i in range(4)]
     differences = [d[i] - d[7 - i] for i in range(4)]
     even_sum, even_difference = sums[0] + sums[3], sums[0] - sums[3]
@@ -167,7 +167,7 @@ def _forward(d: tuple[Tensor, ...], dim: int, *, first: bool) -> Tensor:
 
 
 def _inverse(c: tuple[Tensor, ...], dim: int) -> Tensor:
-    """One pass of the fast inverse transform over 8 slices of scaled coefficients."""
+    """Run one pass of the fast inverse transform over 8 slices of scaled coefficients."""
     plus, minus, both = c[0] + c[4], c[0] - c[4], c[2] + c[6]
     turned = _times(c[2] - c[6], 362) - both
     even = (plus + both, minus + turned, minus - turned, plus - both)
@@ -184,12 +184,12 @@ def _inverse(c: tuple[Tensor, ...], dim: int) -> Tensor:
 
 
 def _times(x: Tensor, constant: int) -> Tensor:
-    """With 8 bits of fraction in the constant; cut off, not rounded."""
+    """Multiply by a constant with 8 fraction bits; truncated, not rounded."""
     return (x * constant) >> 8
 
 
 def _odd(x0: Tensor, x1: Tensor, x2: Tensor, x3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The rotation of the odd coefficients."""
+    """Rotate the odd coefficients."""
     shared = (x0 + x2 + x1 + x3) * 9633
     z1, z2 = (x0 + x3) * -7373, (x1 + x2) * -20995
     z3, z4 = (x0 + x2) * -16069 + shared, (x1 + x3) * -3196 + shared

@@ -1,4 +1,4 @@
-"""Names of the image pipelines, for configurations: imports without torch."""
+"""Names of the image pipelines, for configurations; imports without torch."""
 
 from typing import Final, Literal, TypeAlias
 

@@ -1,6 +1,7 @@
-"""What happens to a frame before the vision towers, as one named setting: systems that share weights differ here.
+"""Image pipelines by name: every step between a camera's frame and the vision towers.
 
-`vla_rl.models.images.names` says which is whose. Frames come turned by 180 degrees already: `LiberoEnv` shows them so.
+Systems that share weights differ in these steps; `vla_rl.models.images.names` lists which system uses which. Frames are
+already rotated by 180 degrees: `LiberoEnv` does that.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ ImagePipeline: TypeAlias = Callable[[Tensor, int], Tensor]
 
 
 def image_pipeline(name: ImagePipelineName) -> ImagePipeline:
-    """The pipeline of that name."""
+    """Return the pipeline of that name."""
     return _PIPELINES[name]
 
 
@@ -43,7 +44,7 @@ def _bicubic_pillow(images: Tensor, size: int) -> Tensor:
 
 
 def _unless_sized(images: Tensor, size: int, resize: ImagePipeline) -> Tensor:
-    """Images of the wanted size stay as they are."""
+    """Resize images unless they have the wanted size already."""
     resized = images if images.shape[-2:] == (size, size) else resize(images, size)
     return resized.to(torch.uint8).contiguous()
 

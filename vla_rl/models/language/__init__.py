@@ -1,4 +1,4 @@
-"""Language policies: causal models as Hugging Face lays them out, with their chat format.
+"""Language policies: causal models in Hugging Face's layout, with their chat format.
 
 policy         `CausalLanguageModel`: what engines and learners use; `load` and `save`
 chat_format    messages to prompts, replies to messages and tool calls

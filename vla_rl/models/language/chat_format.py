@@ -1,8 +1,9 @@
 """Messages to prompts by a tokenizer's own chat template, and replies back to messages.
 
-Tools are called as Hermes models do (and Qwen's after them): `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any
-number of them after or between the text. A call that cannot be read is left in the text, and said to be wrong in
-`Message.call_errors`; nothing is raised, as it is the model that has to learn from it.
+Tool calls have the format of Hermes models (and of Qwen's after them):
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them after or between the text. A call that cannot
+be parsed is left in the text, and `Message.call_errors` holds the reason. Nothing is raised, because the model has to learn
+from it.
 """
 
 import json
@@ -26,8 +27,8 @@ class ChatFormat:
     """The chat template of one tokenizer.
 
     Args:
-        tokenizer: of transformers, with a chat template.
-        stop_tokens: that end a reply; they are not part of its text.
+        tokenizer: a transformers tokenizer with a chat template.
+        stop_tokens: tokens that end a reply; they are not part of its text.
 
     Raises: CheckpointError for a tokenizer without a chat template.
     """
@@ -35,31 +36,31 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, stop_tokens: frozenset[int]) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise CheckpointError(
-                "the tokenizer has no chat template, expected one: put chat_template.jinja beside its files, or take a "
-                "checkpoint that was taught to chat."
+                "the tokenizer has no chat template, expected one; put chat_template.jinja beside its files, or take a "
+                "checkpoint that was trained to chat."
             )
         self._tokenizer, self._stop_tokens = tokenizer, stop_tokens
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
-        """The prompt of the next reply, int64 [P]. Raises: ValueError for a conversation that the template refuses."""
+        """Render the prompt of the next reply, int64 [P]. Raises: ValueError if the template rejects the conversation."""
         return self._tokens(self.text_of(messages, tools, add_generation_prompt=True))
 
     def render_whole(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
-        """A conversation up to the end of its last message, int64 [P]: what a demonstration is made of."""
+        """Render a conversation up to the end of its last message, int64 [P], for demonstrations."""
         return self._tokens(self.text_of(messages, tools, add_generation_prompt=False))
 
     def tokenize(self, text: str) -> np.ndarray:
-        """Plain text, int64 [P], without the template."""
+        """Tokenize plain text, int64 [P], without the template."""
         return self._tokens(text)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of a reply, int64 [T], without the token that ends it."""
+        """Return the text of a reply, int64 [T], without the token that ends it."""
         kept = [token for token in tokens.tolist() if token not in self._stop_tokens]
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
         return text
 
     def text_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool) -> str:
-        """What the template makes of a conversation. Raises: ValueError where it refuses it."""
+        """Render a conversation as text with the template. Raises: ValueError if the template rejects it."""
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [_for_template(message) for message in messages],
@@ -69,7 +70,7 @@ class ChatFormat:
             )
         except (TemplateError, TypeError, ValueError) as error:
             roles = [message.role for message in messages]
-            raise ValueError(f"the chat template refuses a conversation of roles {roles}: {error}") from error
+            raise ValueError(f"the chat template rejects a conversation of roles {roles}: {error}") from error
         return text
 
     def _tokens(self, text: str) -> np.ndarray:
@@ -77,7 +78,7 @@ class ChatFormat:
 
 
 def parse_reply(text: str) -> Message:
-    """An assistant's text with its tool calls taken out of it."""
+    """Parse an assistant's text into a message, with its tool calls taken out of the text."""
     calls: list[ToolCall] = []
     errors: list[str] = []
     kept: list[str] = []
@@ -99,7 +100,7 @@ def parse_reply(text: str) -> Message:
 
 
 def _parsed_call(text: str, number: int) -> ToolCall | str:
-    """A tool call, or what is wrong with it."""
+    """Return a tool call, or an error text."""
     try:
         call = msgspec.json.decode(text.strip(), type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
@@ -113,7 +114,7 @@ def _parsed_call(text: str, number: int) -> ToolCall | str:
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """A message as chat templates expect it: arguments are an object where they are one."""
+    """Return a message as chat templates expect it: arguments are an object if they can be parsed as one."""
     given: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         given["tool_calls"] = [

@@ -1,8 +1,8 @@
-"""Checkpoints of causal language models as Hugging Face lays them out: read by transformers, and written for it.
+"""Checkpoints of causal language models in Hugging Face's layout, read and written for transformers.
 
     config.json, model.safetensors (or shards and their index), tokenizer.json, tokenizer_config.json, chat_template.jinja
 
-No code of a checkpoint is ever run, and nothing is unpickled.
+No code of a checkpoint is run, and nothing is unpickled.
 """
 
 import json
@@ -32,11 +32,11 @@ SMALL_FILES: Final = (
     "tokenizer.model",
     "LICENSE",
 )
-"""What is carried over beside the tensors, where it is there."""
+"""Files that are carried over beside the tensors, if they exist."""
 
 
 def read(source: str | Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, bytes]]:
-    """Network, tokenizer and small files. Raises: CheckpointError saying what is missing or does not fit."""
+    """Read network, tokenizer and small files. Raises: CheckpointError naming what is missing or does not fit."""
     folder = _local_folder(source)
     _require_text(folder)
     try:
@@ -55,14 +55,14 @@ def read(source: str | Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, by
         raise CheckpointError(f"{source} is not a causal language model that transformers can load: {error}") from error
     unfit = {key: sorted(names) for key, names in report.items() if names and key != "error_msgs"}
     if unfit:
-        raise CheckpointError(f"the tensors of {source} are not those of its config.json: {unfit}")
+        raise CheckpointError(f"the tensors of {source} do not match its config.json: {unfit}")
     return network, tokenizer, small_files(folder)
 
 
 def _require_text(folder: Path) -> None:
     """Raise CheckpointError naming the first small file that is not text, or not JSON by its name.
 
-    transformers does not name it, and does without a generation_config.json that it cannot read.
+    transformers does not name such a file, and silently ignores an unreadable generation_config.json.
     """
     for name, data in small_files(folder).items():
         try:
@@ -70,31 +70,33 @@ def _require_text(folder: Path) -> None:
                 json.loads(data.decode())  # not msgspec: transformers writes NaN and Infinity as well
             elif name.endswith((".jinja", ".txt")):
                 data.decode()
-        except (ValueError, RecursionError) as error:  # no JSON, or bytes that are no text
+        except (ValueError, RecursionError) as error:  # not JSON, or bytes that are not text
             kind = "JSON" if name.endswith(".json") else "text"
             raise CheckpointError(f"{folder / name} is not {kind} in UTF-8: {error}; download it again.") from error
 
 
 def small_files(folder: Path) -> dict[str, bytes]:
-    """The files beside the tensors."""
+    """Read the files beside the tensors."""
     return {name: (folder / name).read_bytes() for name in SMALL_FILES if (folder / name).is_file()}
 
 
 def stop_tokens_of(network: Any, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end a reply: of the generation configuration, and the tokenizer's end of text.
+    """Return the tokens that end a reply: those of the generation configuration, and the tokenizer's end of text.
 
-    Raises: CheckpointError where there are none, as no reply would end.
+    Raises: CheckpointError if there are none, because no reply would end.
     """
     found = network.generation_config.eos_token_id if network.generation_config is not None else None
     listed = found if isinstance(found, list) else [found]
     tokens = frozenset(token for token in [*listed, tokenizer.eos_token_id] if token is not None)
     if not tokens:
-        raise CheckpointError("the checkpoint names no eos_token_id, expected one: nothing would ever end a reply.")
+        raise CheckpointError(
+            "the checkpoint names no eos_token_id, so no reply would ever end; set eos_token_id in its configuration."
+        )
     return tokens
 
 
 def require_full_attention(network: Any) -> None:
-    """Raise CheckpointError for layers that remember something else than keys and values of all positions."""
+    """Raise CheckpointError if a layer holds other state than keys and values of all positions."""
     kinds = set(getattr(network.config, "layer_types", None) or ["full_attention"])
     window = (
         getattr(network.config, "sliding_window", None) if getattr(network.config, "use_sliding_window", True) else None
@@ -102,12 +104,12 @@ def require_full_attention(network: Any) -> None:
     if kinds != {"full_attention"} or window is not None:
         raise CheckpointError(
             f"{type(network).__name__} has layers of the kinds {sorted(kinds)} and a sliding window of {window}, "
-            "expected full attention in every layer; the engine holds nothing else in its slots."
+            "expected full attention in every layer; the engine's slots cannot hold other state."
         )
 
 
 def distinct_tensors(network: Any) -> dict[str, Tensor]:
-    """Every parameter and buffer that is saved, under its first name; tied ones once."""
+    """Return every parameter and buffer that is saved, under its first name; tied ones once."""
     found: dict[str, Tensor] = {}
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, tensor in network.state_dict().items():
@@ -119,13 +121,13 @@ def distinct_tensors(network: Any) -> dict[str, Tensor]:
 
 
 def load_tensors(network: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into a network. Raises: CheckpointError naming what is missing, unknown or misshapen."""
+    """Copy tensors into a network. Raises: CheckpointError naming missing, unknown and misshapen tensors."""
     own = distinct_tensors(network)
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
     misshapen = sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)
     if missing or unknown or misshapen:
         raise CheckpointError(
-            f"these tensors are not those of this {type(network).__name__}: missing {missing[:5]}, unknown {unknown[:5]}, "
+            f"these tensors do not match this {type(network).__name__}: missing {missing[:5]}, unknown {unknown[:5]}, "
             f"of another shape {misshapen[:5]}"
         )
     with torch.no_grad():
@@ -134,12 +136,12 @@ def load_tensors(network: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _local_folder(source: str | Path) -> Path:
-    """The folder itself, or where the hub's files of this id were put."""
+    """Return the folder itself, or the local copy of the hub's files of this id."""
     folder = Path(source)
     if folder.is_dir():
         return folder
     if isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise CheckpointError(f"{source} is not a folder; expected one, or an id of the hub such as Qwen/Qwen3-0.6B.")
+        raise CheckpointError(f"{source} is not a folder; expected one, or a hub id such as Qwen/Qwen3-0.6B.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -147,4 +149,4 @@ def _local_folder(source: str | Path) -> Path:
         wanted = [*SMALL_FILES, "*.safetensors", "*.safetensors.index.json"]
         return Path(snapshot_download(source, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
-        raise CheckpointError(f"{source} is no folder here, and could not be had from the hub: {error}") from error
+        raise CheckpointError(f"{source} is not a local folder, and cannot be fetched from the hub: {error}") from error

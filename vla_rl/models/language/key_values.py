@@ -1,8 +1,8 @@
-"""Attention keys and values in slots, in the form that transformers' attention layers hand theirs to.
+"""Attention keys and values in slots, with the cache interface of transformers' attention layers.
 
-Legend: S slots, H heads, L positions, D numbers a head.
+Legend: S slots, H heads, L positions, D channels of a head.
 A slot holds one conversation from its first token on, without padding. The layers of one forward pass write the rows' new
-keys at the rows' own positions and get back what the rows may look at; a mask hides what lies beyond each row's end.
+keys at the rows' own positions and get back all that the rows may attend to; a mask hides what lies beyond each end.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 GROWTH: Final = 64
-"""Positions are added in multiples of this."""
+"""Memory grows in multiples of this many positions."""
 
 
 class SlotKeyValues:
-    """Keys and values of `num_slots` conversations. Allocated with the first forward pass, and whenever one grows longer."""
+    """Keys and values of `num_slots` conversations. Allocated at the first forward pass, and again when a conversation
+    outgrows them.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
@@ -27,7 +29,7 @@ class SlotKeyValues:
         self._length = 0
 
     def begin(self, slots: Sequence[int], positions: Tensor, length: int) -> None:
-        """Say where the next forward pass writes, int64 [B, Q], and how many positions it looks at."""
+        """Set where the next forward pass writes, int64 [B, Q], and how many positions it attends to."""
         self._slots = torch.tensor(slots, device=positions.device)
         self._positions, self._length = positions, length
         # the first slots in order are a view; any others are gathered
@@ -37,7 +39,7 @@ class SlotKeyValues:
             self._layers = [(_grown(keys, needed), _grown(values, needed)) for keys, values in self._layers]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, _: object = None) -> tuple[Tensor, Tensor]:
-        """Called by attention layers with their new keys and values [B, H, Q, D]; all that rows look at, [B, H, L, D]."""
+        """Store an attention layer's new keys and values [B, H, Q, D]; return all that the rows attend to, [B, H, L, D]."""
         if layer == len(self._layers):
             self._layers.append((self._empty(keys), self._empty(values)))
         own_keys, own_values = self._layers[layer]
@@ -49,13 +51,13 @@ class SlotKeyValues:
         return own_keys[self._slots, :, : self._length], own_values[self._slots, :, : self._length]
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """transformers asks for it where no positions are given; they always are."""
+        """Return 0: transformers asks only if no positions are given, and they always are."""
         del layer
         return 0
 
     @torch.inference_mode()
     def copy_prefix(self, source: int, target: int, num_tokens: int) -> None:
-        """The first tokens of one slot also into another."""
+        """Copy the first tokens of one slot into another."""
         for tensor in self._tensors():
             tensor[target, :, :num_tokens] = tensor[source, :, :num_tokens]
 

@@ -1,12 +1,12 @@
-"""Language policies that transformers loads: Llama, Qwen and their kin, behind the interface of engines and learners.
+"""Language policies that transformers loads (Llama, Qwen and similar), behind the interface of engines and learners.
 
     prompt_tokens ─┐                            ┌─► hidden states ─► head ─► log-probs of the reply      (learning)
     reply tokens ──┴─► one row, on a line with  ┤
                        others that fit there    └─► hidden state of the prompt's last token              (judging)
     slots of keys and values ─► extend ─► logits of the next token                                        (speaking)
 
-Rows start at position 0, wherever they stand on their line, and see nobody else's tokens. Where each has a line to itself it
-is padded on the right, where causal attention never looks back from, and no mask is needed.
+Each row starts at position 0, wherever it stands on its line, and attends to its own tokens only. If each row has a line to
+itself, it is padded on the right; causal attention then needs no mask.
 """
 
 import copy
@@ -42,21 +42,21 @@ class Prompts:
     """Prompts of different lengths."""
 
     tokens: tuple[np.ndarray, ...]
-    """int64 [P] each."""
+    """Tokens of each prompt, int64 [P]."""
 
     grammars: tuple[tuple[tuple[int, int, str], ...], ...] = ()
-    """For each prompt the parts (start, stop) of its reply that were sampled under a grammar; empty: no part of any."""
+    """Parts (start, stop, grammar) of each prompt's reply that were sampled under a grammar; empty if no reply has any."""
 
 
 class CausalLanguageModel(LanguageModel[Prompts]):
     """A `LanguageModel` over a causal network of transformers. Build one with `load`, or from parts with `tiny`.
 
     Args:
-        network: `LlamaForCausalLM` and the like, with full attention in every layer.
-        tokenizer: of transformers, with a chat template.
-        files: the small files of its checkpoint, tokenizer and configuration included.
+        network: `LlamaForCausalLM` or similar, with full attention in every layer.
+        tokenizer: a transformers tokenizer with a chat template.
+        files: the small files of its checkpoint, with tokenizer and configuration.
 
-    Raises: CheckpointError for a network whose layers remember anything but keys and values, or without a chat template.
+    Raises: CheckpointError if a layer holds other state than keys and values, or there is no chat template.
     """
 
     def __init__(self, network: Any, tokenizer: Any, files: Mapping[str, bytes]) -> None:
@@ -67,9 +67,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     @classmethod
     def load(cls, source: str | Path, *, dtype: torch.dtype = torch.float32) -> "CausalLanguageModel":
-        """A checkpoint from a local folder, or from the hub by its id; safetensors only, and no code of its own.
+        """Load a checkpoint from a local folder, or from the hub by its id; safetensors only, and none of its code is run.
 
-        Raises: CheckpointError saying what is missing or does not fit.
+        Raises: CheckpointError naming what is missing or does not fit.
         """
         return cls(*checkpoint.read(source, dtype))
 
@@ -83,12 +83,12 @@ class CausalLanguageModel(LanguageModel[Prompts]):
                 writer.write_bytes(name, data)
 
     def copy(self) -> "CausalLanguageModel":
-        """The same policy with weights of its own."""
+        """Return the same policy with its own copy of the weights."""
         return CausalLanguageModel(copy.deepcopy(self._network), self._tokenizer, self._files)
 
     @property
     def network(self) -> nn.Module:
-        """The parameters."""
+        """The network, which holds the parameters."""
         network: nn.Module = self._network
         return network
 
@@ -104,51 +104,51 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     @property
     def stop_tokens(self) -> frozenset[int]:
-        """Of the generation configuration and the tokenizer."""
+        """Tokens that end a reply, from the generation configuration and the tokenizer."""
         return self._stop_tokens
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
-        """A conversation up to where the reply begins, int64 [P]."""
+        """Render a conversation up to the beginning of the reply, int64 [P]."""
         return self._format.render(messages, tools)
 
     def render_whole(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
-        """A conversation up to the end of its last message, int64 [P]."""
+        """Render a conversation up to the end of its last message, int64 [P]."""
         return self._format.render_whole(messages, tools)
 
     def text_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
-        """A conversation up to the end of its last message, as its chat template writes it."""
+        """Return a conversation up to the end of its last message as text, by its chat template."""
         return self._format.text_of(messages, tools, add_generation_prompt=False)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokenizer's tokens as bytes."""
+        """Return the tokenizer's tokens as bytes."""
         return Vocabulary(self._tokenizer, int(self._network.config.vocab_size))
 
     def tokenize(self, text: str) -> np.ndarray:
-        """Plain text, int64 [P]."""
+        """Tokenize plain text, int64 [P]."""
         return self._format.tokenize(text)
 
     def grammar(self, options: ReplyOptions, tools: Sequence[ToolSpec]) -> str | None:
-        """Grammar of the replies that satisfy the options; None if every reply does."""
+        """Return a grammar of the replies that satisfy the options; None if every reply does."""
         return reply_grammar(options, tools, self._marker)
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Text of a reply, int64 [T]."""
+        """Return the text of a reply, int64 [T]."""
         return self._format.decode(tokens)
 
     def parse(self, text: str, *, with_tools: bool = True) -> Message:
-        """A reply's text as a message; with its tool calls taken out of it, or as it is."""
+        """Parse a reply's text into a message; its tool calls are taken out of it if `with_tools`."""
         return parse_reply(text) if with_tools else Message(role="assistant", content=text.strip())
 
     def prepare(self, observations: Sequence[Observation]) -> Prompts:
-        """Raises: ValueError for an observation without `prompt_tokens`, or with none or unknown ones in it."""
+        """Return the prompts. Raises: ValueError if `prompt_tokens` is missing, empty, or has unknown tokens."""
         return Prompts(
             tokens=tuple(self._checked(observation) for observation in observations),
             grammars=tuple(tuple(observation.get("grammars", ())) for observation in observations),
         )
 
     def log_probs(self, batch: Prompts, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of replies int64 [B, T], with `NO_TOKEN` beyond their ends; float32 [B, T] each."""
+        """Return log-probs and entropies of replies int64 [B, T], with `NO_TOKEN` beyond their ends; float32 [B, T] each."""
         replies = [reply[: int((reply != NO_TOKEN).sum())] for reply in tokens.cpu()]
         prompts = [torch.from_numpy(prompt) for prompt in batch.tokens]
         hidden, starts = self._read([torch.cat(pair) for pair in zip(prompts, replies, strict=True)])
@@ -161,28 +161,28 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         return log_probs.gather(-1, said[..., None])[..., 0], entropy(log_probs)
 
     def features(self, batch: Prompts) -> Tensor:
-        """Hidden state of each prompt's last token, [B, feature_size]."""
+        """Return the hidden state of each prompt's last token, [B, feature_size]."""
         hidden, starts = self._read([torch.from_numpy(prompt) for prompt in batch.tokens])
         ends = starts + torch.tensor([len(prompt) for prompt in batch.tokens]) - 1
         return hidden[ends.to(self._device)]
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """Replies are tokens already: int64 [B, 1, T] to [B, T]."""
+        """Return the replies, which are tokens already: int64 [B, 1, T] to [B, T]."""
         return actions.reshape(len(actions), -1).astype(np.int64)
 
     def key_values(self, num_slots: int) -> SlotKeyValues:
-        """Memory for so many conversations."""
+        """Make the key and value memory for `num_slots` conversations."""
         return SlotKeyValues(num_slots)
 
     def extend(
         self, memory: SlotKeyValues, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Logits float32 [B, V] of the token after each row's last."""
+        """Return the logits float32 [B, V] of the token after each row's last."""
         lengths = torch.tensor([len(row) for row in tokens])
         width = int(lengths.max())
         rows = torch.tensor([[*row, *(0 for _ in range(width - len(row)))] for row in tokens])
         positions = torch.tensor(starts)[:, None] + torch.arange(width)
-        # a padded token stands where no later one looks before it is overwritten
+        # a padded token is overwritten before any later token attends to it
         length = int((torch.tensor(starts) + lengths).max())
         visible = torch.arange(length)[None, None] <= positions[..., None]
         with torch.inference_mode():
@@ -199,19 +199,19 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         return logits
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Every parameter once, by transformers' name; views, not copies."""
+        """Return each parameter once, by transformers' name; views, not copies."""
         return checkpoint.distinct_tensors(self._network)
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
-        """Configuration, tokenizer and chat template."""
+        """Return configuration, tokenizer and chat template."""
         return self._files
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors into the network; every name and shape has to fit."""
+        """Copy tensors into the network; every name and shape has to match."""
         checkpoint.load_tensors(self._network, tensors)
 
     def _read(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Hidden states of all lines end to end, [L, feature_size], and where in them each row begins, int64 [B]."""
+        """Return the hidden states of all lines end to end, [L, feature_size], and each row's offset in them, int64 [B]."""
         lengths = [len(row) for row in rows]
         width = max(lengths)
         longest_first = sorted(range(len(rows)), key=lambda row: -lengths[row])
@@ -235,7 +235,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         return hidden.flatten(0, 1), starts
 
     def _under_grammars(self, logits: Tensor, batch: Prompts, replies: Sequence[Tensor]) -> Tensor:
-        """[B, T, V] with -inf for each token that could not be sampled at its place, so that learning and acting agree."""
+        """Return [B, T, V] with -inf for each token that the grammar forbade there, so that training matches sampling."""
         if not any(batch.grammars):
             return logits
         is_forbidden = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
@@ -246,7 +246,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         return logits.masked_fill(is_forbidden, -torch.inf)
 
     def _marker(self, name: str) -> str:
-        """A text that delimits tool calls, as a terminal of a grammar: special tokens are named by id, others spelt out."""
+        """Return the terminal of a grammar for a text that delimits tool calls: special tokens by id, others spelt out."""
         token = self._tokenizer.get_vocab().get(name)
         is_special = token is not None and self.vocabulary.is_special(token)
         return f"<[{token}]>" if is_special else json.dumps(name)
@@ -260,7 +260,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         if prompt.ndim != 1 or len(prompt) == 0 or prompt.dtype.kind != "i":
             raise ValueError(
                 f"observation['prompt_tokens'] is {prompt.dtype} {list(prompt.shape)}, expected int64 [P] with P >= 1; was "
-                "the episode played by chat_agent?"
+                "the episode run by chat_agent?"
             )
         vocabulary = self._network.config.vocab_size
         if prompt.min() < 0 or prompt.max() >= vocabulary:

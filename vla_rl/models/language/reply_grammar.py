@@ -1,10 +1,10 @@
-"""Options of a reply as a grammar over its text, in llguidance's dialect of Lark.
+"""Convert the options of a reply to a grammar over its text, in llguidance's dialect of Lark.
 
     reply ::= tool calls, or text in the format that was asked for
     call  ::= <tool_call> {"name": one of the tools, "arguments": what its schema allows} </tool_call>
 
-A grammar is made only if one is needed: a reply that may be any text, with calls of any kind, has none, and its distribution
-is the model's own.
+A grammar is made only if needed: a reply that may be any text, with calls of any kind, has none, and its distribution is the
+model's own.
 """
 
 import json
@@ -20,33 +20,36 @@ _HEAD: Final = "%llguidance {}"
 """First line, from which llguidance and vLLM recognise the dialect."""
 
 _WHITE: Final = r"[ \t\r\n]{0,32}"
-"""White space around the commas and colons of JSON: a line break and an indentation. Without a bound a policy that has
-learnt little fills its whole reply with it."""
+"""White space around the commas and colons of JSON: a line break and an indentation. It is bounded because a policy that has
+learnt little would fill its whole reply with white space.
+"""
 
 _SPACE: Final = f"SPACE: /{_WHITE}/"
 
 _PLAIN: Final = ("enum", "const", "default", "examples", "required", "x-guidance")
-"""Keywords of a schema that hold values and no schemas."""
+"""Schema keywords whose contents are values, not schemas."""
 
 _PROSE: Final = f"PROSE: /(?s:.*)/ & ~/(?s:.*){OPEN_CALL}(?s:.*)/"
 """Text in which no call begins."""
 
 
 def reply_grammar(options: ReplyOptions, tools: Sequence[ToolSpec], marker: Callable[[str], str]) -> str | None:
-    """The grammar of all replies that satisfy the options; None if every reply does.
+    """Return the grammar of all replies that satisfy the options; None if every reply does.
 
     Args:
-        options: of the reply.
-        tools: that the prompt describes.
-        marker: gives the terminal for the text that begins or ends a call.
+        options: options of the reply.
+        tools: tools that the prompt describes.
+        marker: returns the terminal for the text that begins or ends a call.
 
-    Raises: ValueError for tools that may be called and were not given, or a grammar beside tools.
+    Raises: ValueError if tools that may be called were not given, or if both a grammar and tools were given.
     """
     allowed = _allowed_tools(options, tools)
     wanted, is_required = options.format, options.tools.mode == "required"
     if isinstance(wanted, GrammarFormat):
         if allowed:
-            raise ValueError("a grammar and tools were given, expected one of them; write the calls into the grammar")
+            raise ValueError(
+                "a grammar and tools were given, expected only one of them; write the calls into the grammar"
+            )
         return wanted.lark
     if not allowed:
         return None if wanted is None else "\n".join([_HEAD, "start: text", _text_rule(wanted)])
@@ -76,12 +79,12 @@ def _allowed_tools(options: ReplyOptions, tools: Sequence[ToolSpec]) -> list[Too
 
 
 def _needs_grammar(options: ReplyOptions, allowed: Sequence[ToolSpec], tools: Sequence[ToolSpec]) -> bool:
-    """Whether a reply that is sampled freely may break a rule."""
+    """Return whether a reply that is sampled freely may break a rule."""
     return options.tools.max_calls is not None or len(allowed) < len(tools) or any(tool.is_strict for tool in allowed)
 
 
 def _calls(max_calls: int | None) -> str:
-    """One call or more, with nothing else around them."""
+    """Return the rule for one or more calls, with nothing else around them."""
     more = "(call SPACE)*" if max_calls is None else "(call SPACE)? " * (max_calls - 1)
     return f"SPACE call SPACE {more}"
 
@@ -93,7 +96,7 @@ def _call_rules(tools: Sequence[ToolSpec], marker: Callable[[str], str]) -> list
     ]
     for number, tool in enumerate(tools):
         name = _literal(json.dumps(tool.name, ensure_ascii=False))
-        # the schema stands alone, as its references count from its own root
+        # each schema is compiled separately, because its references count from its own root
         rules += [
             rf'tool_{number}: "{{" SPACE "\"name\"" SPACE ":" SPACE {name} SPACE "," SPACE "\"arguments\"" SPACE ":" SPACE '
             rf'arguments_{number} SPACE "}}"',
@@ -112,8 +115,9 @@ def _text_rule(wanted: ReplyFormat) -> str:
 
 
 def _json(schema: dict[str, Any], *, is_strict: bool) -> str:
-    """Keywords that no grammar can express are refused if it is strict, and ignored otherwise. What the schema itself tells
-    llguidance has the last word."""
+    """Return a schema as a grammar rule. Keywords that no grammar can express are rejected if it is strict, else ignored.
+    The schema's own `x-guidance` settings take precedence.
+    """
     rules = {
         "whitespace_flexible": False,
         "item_separator": f"{_WHITE},{_WHITE}",
@@ -125,10 +129,10 @@ def _json(schema: dict[str, Any], *, is_strict: bool) -> str:
 
 
 def _closed(schema: Any) -> Any:
-    """A schema whose objects have no properties but those that it describes, unless it says otherwise.
+    """Close the schema's objects to properties that it does not describe, unless it sets this itself.
 
-    What satisfies it satisfies the schema as it was given, except under `allOf`. A policy that has learnt little would
-    otherwise go on to invent properties.
+    Whatever satisfies the result satisfies the original schema, except under `allOf`. Otherwise a policy that has learnt
+    little would invent properties without end.
     """
     if isinstance(schema, list):
         return [_closed(each) for each in schema]

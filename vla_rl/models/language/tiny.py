@@ -1,5 +1,5 @@
-"""A small language model made here, in exactly the layout of the large ones: a Llama of a million weights and a tokenizer
-taught on a few texts. transformers loads its folder alone; no part of it is downloaded.
+"""A small language model made here, in the exact layout of the large ones: a Llama with a million weights, and a tokenizer
+trained on a few texts. transformers loads its folder alone; nothing is downloaded.
 """
 
 import json
@@ -53,29 +53,29 @@ CHAT_TEMPLATE: Final = """
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-"""ChatML with Hermes' tool calls, and no words of its own: every token of a small model counts."""
+"""ChatML with Hermes' tool calls and no other words: each token counts for a small model."""
 
 
 class TinyConfig(Config, frozen=True, kw_only=True):
-    """Size of a made language model."""
+    """Size of a generated language model."""
 
     hidden_size: int = 128
-    """Width; the heads share it."""
+    """Width of a hidden state; the heads share it."""
 
     num_layers: int = 4
     """Blocks of attention and feed-forward."""
 
     num_heads: int = 4
-    """Attention heads, each with keys and values of its own."""
+    """Attention heads, each with its own keys and values."""
 
     intermediate_size: int = 512
     """Width of the feed-forward part."""
 
     vocab_size: int = 768
-    """Tokens, with the 256 bytes and the special ones."""
+    """Tokens of the vocabulary, including the 256 bytes and the special ones."""
 
     context_size: int = 1024
-    """Longest prompt and reply together."""
+    """Largest number of tokens of a prompt and its reply together."""
 
     def __post_init__(self) -> None:
         self.require(self.hidden_size % self.num_heads == 0, "hidden_size", f"a multiple of {self.num_heads} heads")
@@ -83,14 +83,14 @@ class TinyConfig(Config, frozen=True, kw_only=True):
 
 
 def tiny(config: TinyConfig, texts: Iterable[str], seed: int) -> CausalLanguageModel:
-    """Random weights from `seed`, and a tokenizer taught on `texts`; the global random state stays as it was."""
+    """Make a policy with random weights from `seed`, and a tokenizer trained on `texts`; keeps the global random state."""
     with TemporaryDirectory() as folder:
         write_tiny(Path(folder), config, texts, seed)
         return CausalLanguageModel.load(Path(folder))
 
 
 def write_tiny(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int) -> None:
-    """The same as a folder in Hugging Face's layout."""
+    """Write such a model as a folder in Hugging Face's layout."""
     write_tokenizer(folder, config, texts)
     ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
     shape = transformers.LlamaConfig(
@@ -113,10 +113,10 @@ def write_tiny(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int
 
 
 def write_tokenizer(folder: Path, config: TinyConfig, texts: Iterable[str]) -> dict[str, bytes]:
-    """`tokenizer.json`, its configuration and chat template: byte-level BPE in which every digit is a token of its own.
+    """Train `tokenizer.json` (byte-level BPE, one token for each digit) and write its configuration and chat template.
 
-    Between digits a token may be as long as a phrase that comes again and again, such as the description of a tool: what
-    costs a large model nothing is most of what a small one would read.
+    Between digits a token may be as long as a repeated phrase, such as the description of a tool. Such phrases cost a large
+    model nothing, but would be most of a small model's input.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,6 +1,6 @@
 """A multilayer perceptron over a state vector, for low-dimensional environments.
 
-The configuration imports in an instant; `MlpPolicy` brings torch, when it is first asked for.
+The configuration imports fast; torch is imported when `MlpPolicy` is first used.
 """
 
 from typing import TYPE_CHECKING, Any

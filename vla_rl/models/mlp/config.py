@@ -4,16 +4,16 @@ from vla_rl.types import Config
 
 
 class MlpConfig(Config, frozen=True, kw_only=True):
-    """An MLP from a state vector to one categorical distribution for each number of an action chunk."""
+    """An MLP from a state vector to one categorical distribution for each value of an action chunk."""
 
     state_size: int
     """Length of `observation["state"]`."""
 
     action_low: tuple[float, ...]
-    """Lowest action, one number for each dimension."""
+    """Lowest action, one value for each dimension."""
 
     action_high: tuple[float, ...]
-    """Highest action."""
+    """Highest action, one value for each dimension."""
 
     num_bins: int
     """Values that each dimension can take, evenly spaced from low to high, both included. A discrete action of n choices is
@@ -26,7 +26,7 @@ class MlpConfig(Config, frozen=True, kw_only=True):
     """Widths of the hidden layers."""
 
     state_scale: tuple[float, ...] | None = None
-    """What each number of the state is divided by, so that it is of order one; none leaves the state as it is."""
+    """Divisor for each value of the state, so that it is of order one; none leaves the state unscaled."""
 
     def __post_init__(self) -> None:
         self.require(self.state_size >= 1, "state_size", "at least 1")
@@ -43,10 +43,10 @@ class MlpConfig(Config, frozen=True, kw_only=True):
 
     @property
     def action_dim(self) -> int:
-        """Numbers in the action of one control step."""
+        """Dimensions of the action of one control step."""
         return len(self.action_low)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one decision: one for each number of the chunk, step by step."""
+        """Tokens of one decision: one for each value of the chunk, step by step."""
         return self.chunk_size * self.action_dim

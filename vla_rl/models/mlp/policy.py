@@ -31,7 +31,7 @@ CONFIG_FILE: Final = "config.json"
 MARGIN_BYTES: Final = 1 << 20
 
 HEAD_GAIN: Final = 0.01
-"""Gain of the last layer's first weights: a new policy chooses nearly uniformly."""
+"""Gain of the last layer's initial weights: a new policy acts nearly uniformly."""
 
 
 class MlpNetwork(nn.Module):
@@ -51,13 +51,13 @@ class MlpNetwork(nn.Module):
         self._shape = (config.num_tokens, config.num_bins)
 
     def features(self, states: Tensor) -> Tensor:
-        """What the last hidden layer says, [B, F]."""
+        """Return the output of the last hidden layer, [B, F]."""
         scaled: Tensor = states / self.get_buffer("state_scale")
         features: Tensor = self.body(scaled)
         return features
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits [B, T, num_bins]."""
+        """Return the logits, [B, T, num_bins]."""
         logits: Tensor = self.head(self.features(states)).unflatten(1, self._shape)
         return logits
 
@@ -73,22 +73,22 @@ class MlpPolicy(PolicyModel[Tensor]):
 
     @classmethod
     def create(cls, config: MlpConfig, seed: int) -> "MlpPolicy":
-        """Random weights from `seed`; the global random state stays as it was."""
+        """Create a policy with random weights from `seed`; the global random state is left unchanged."""
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return cls(config, MlpNetwork(config))
 
     @classmethod
     def load(cls, folder: Path) -> "MlpPolicy":
-        """Read what `save` wrote. Raises: CheckpointError saying what is missing, unknown or damaged."""
+        """Read a checkpoint that `save` wrote. Raises: CheckpointError naming what is missing, unknown or damaged."""
         path = folder / CONFIG_FILE
         try:
             config = msgspec.json.decode(path.read_bytes(), type=MlpConfig)
             path = folder / TENSOR_FILE
             tensors = load_file(path)
-        except (OSError, SafetensorError, ValueError, RecursionError) as error:  # ValueError: no JSON, or no text
+        except (OSError, SafetensorError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not text
             raise CheckpointError(
-                f"{folder} is not an MLP policy's checkpoint: {path.name} cannot be read: {error}; take another one."
+                f"{folder} is not an MLP policy's checkpoint: {path.name} cannot be read: {error}; choose another one."
             ) from error
         policy = cls.create(config, seed=0)
         policy.load_checkpoint_tensors(tensors)
@@ -104,12 +104,12 @@ class MlpPolicy(PolicyModel[Tensor]):
                 writer.write_bytes(name, data)
 
     def copy(self) -> "MlpPolicy":
-        """The same policy with weights of its own."""
+        """Return the same policy with its own copy of the weights."""
         return MlpPolicy(self.config, copy.deepcopy(self._network))
 
     @property
     def network(self) -> MlpNetwork:
-        """The parameters."""
+        """The network, which holds the parameters."""
         return self._network
 
     @property
@@ -118,31 +118,31 @@ class MlpPolicy(PolicyModel[Tensor]):
         return self.config.hidden[-1]
 
     def prepare(self, observations: Sequence[Observation]) -> Tensor:
-        """States float32 [B, D]. Raises: ValueError for an observation without a `state` of that length."""
+        """Return states float32 [B, D]. Raises: ValueError for an observation without a `state` of that length."""
         states = [np.asarray(observation.get("state", ()), np.float32) for observation in observations]
         for state in states:
             if state.shape != (self.config.state_size,):
                 raise ValueError(
                     f"observation['state'] is {list(state.shape)}, expected [{self.config.state_size}]; "
-                    "set MlpConfig.state_size to what the environment shows."
+                    "set MlpConfig.state_size to the length of the environment's state."
                 )
         return torch.from_numpy(np.stack(states))
 
     def sample(self, batch: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Bins int64 [B, T] and their log-probs float32 [B, T]."""
+        """Sample bins int64 [B, T]; return them and their log-probs float32 [B, T]."""
         return choose_tokens(self._network(batch.to(self._device)), samplings)
 
     def log_probs(self, batch: Tensor, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of given bins, float32 [B, T] each."""
+        """Return log-probs and entropies of the given bins, float32 [B, T] each."""
         log_probs = tempered_log_probs(self._network(batch.to(self._device)), temperatures.to(self._device))
         return log_probs.gather(-1, tokens.to(self._device)[..., None])[..., 0], entropy(log_probs)
 
     def features(self, batch: Tensor) -> Tensor:
-        """What the last hidden layer says, [B, feature_size]."""
+        """Return the output of the last hidden layer, [B, feature_size]."""
         return self._network.features(batch.to(self._device))
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """float32 [B, H, A] to the nearest bins, int64 [B, T]."""
+        """Map actions float32 [B, H, A] to the nearest bins, int64 [B, T]."""
         expected = (self.config.chunk_size, self.config.action_dim)
         if actions.ndim != 3 or actions.shape[1:] != expected:
             raise ValueError(f"actions are {list(actions.shape)}, expected [B, {expected[0]}, {expected[1]}].")
@@ -151,25 +151,25 @@ class MlpPolicy(PolicyModel[Tensor]):
         return nearest.reshape(len(actions), -1)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """int64 [B, T] to float32 [B, H, A], in the environment's units."""
+        """Map bins int64 [B, T] to actions float32 [B, H, A], in the environment's units."""
         grid = tokens.reshape(len(tokens), self.config.chunk_size, self.config.action_dim)
         actions: np.ndarray = self._bins[np.arange(self.config.action_dim), grid]
         return actions.astype(np.float32)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Every parameter by name; views, not copies."""
+        """Return every parameter by name; views, not copies."""
         return dict(self._network.state_dict())
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
-        """`config.json`."""
+        """Return `config.json`."""
         return {CONFIG_FILE: msgspec.json.format(msgspec.json.encode(self.config), indent=1)}
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors into the network; every name and shape has to fit."""
+        """Copy tensors into the network; every name and shape has to match."""
         try:
             self._network.load_state_dict(dict(tensors))
         except RuntimeError as error:
-            raise CheckpointError(f"these tensors are not those of this MLP: {error}") from error
+            raise CheckpointError(f"these tensors do not fit this MLP: {error}") from error
 
     @property
     def _device(self) -> torch.device:

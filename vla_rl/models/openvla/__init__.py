@@ -1,6 +1,6 @@
-"""OpenVLA: fused vision towers and a causal Llama that speaks one action token after the other.
+"""OpenVLA: fused vision towers and a causal Llama that generates one action token after the other.
 
-Configs import in an instant; `OpenVla` itself brings torch, timm and transformers, when it is first asked for.
+The configuration imports fast; torch, timm and transformers are imported when `OpenVla` is first used.
 """
 
 from typing import TYPE_CHECKING, Any

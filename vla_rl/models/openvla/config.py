@@ -1,11 +1,11 @@
-"""The configuration of an OpenVLA policy, which speaks one action token after the other."""
+"""The configuration of an OpenVLA policy, which generates one action token after the other."""
 
 from vla_rl.models.prismatic.config import PrismaticConfig
 from vla_rl.models.prismatic.dialects import Vocabulary
 
 
 class OpenVlaConfig(PrismaticConfig, frozen=True, kw_only=True):
-    """OpenVLA (Kim et al. 2024, arXiv:2406.09246): one control step a decision, one token a dimension."""
+    """OpenVLA (Kim et al. 2024, arXiv:2406.09246): one control step for each decision, one token for each dimension."""
 
     vocabulary: Vocabulary = "all"
     """Token ids over which an action token's probability is normalised, in rollout and training alike: `all`, as OpenVLA's

@@ -3,8 +3,8 @@
     position  0     1 .. V     V + 1 .. V + P - 1     then the action tokens, one after the other
     token     BOS   patches    prompt without BOS     id, id, ...
 
-The prompt ends with the bare space token; from it the first action token is read, from each action token the next.
-Padding stands last, so every row has the positions that it would have alone.
+The prompt ends with the bare space token. The first action token is read from it, and each next one from the token before.
+Padding stands last, so each row has the same positions as it would have alone.
 """
 
 import torch
@@ -19,13 +19,13 @@ from vla_rl.models.prismatic.sequence import consecutive, is_token, put_after, r
 
 
 class OpenVlaNetwork(PrismaticNetwork):
-    """From a batch of observations to logits of action tokens, teacher-forced or one step at a time."""
+    """Network from a batch of observations to logits of action tokens, teacher-forced or one step at a time."""
 
     def __init__(self, config: OpenVlaConfig) -> None:
         super().__init__(config, is_causal=True)
         self._num_action_tokens, self._pad_id = config.action_dim, config.llm.pad_token_id
         first_action_id = config.llm.vocab_size - config.num_bins
-        # padding ids beyond the vocabulary are no tokens, but the reference gives them probability: they stay in `all`
+        # padding ids beyond the vocabulary are not tokens, but the reference gives them probability: they stay in `all`
         self._head_rows = (
             slice(0, config.llm.table_size)
             if config.vocabulary == "all"
@@ -36,15 +36,15 @@ class OpenVlaNetwork(PrismaticNetwork):
 
     @property
     def first_id(self) -> int:
-        """The token id of the first logit."""
+        """Token id of the first logit."""
         return self._head_rows.start
 
     def forward(self, batch: PrismaticBatch, tokens: Tensor) -> Tensor:
-        """Logits of every action token given the ones before it: [B, D, V], by rising token id from `first_id`.
+        """Return the logits of each action token given the ones before it: [B, D, V], by ascending token id from `first_id`.
 
         Args:
-            batch: on this network's device.
-            tokens: int64 [B, D], the action tokens; the last one is not looked at.
+            batch: observations, on this network's device.
+            tokens: int64 [B, D], the action tokens; the last one is not read.
         """
         text = put_after(batch.prompts, batch.prompt_lengths, tokens[:, :-1], self._pad_id)
         sequence, num_patches = self._embedded(batch, text)
@@ -55,7 +55,7 @@ class OpenVlaNetwork(PrismaticNetwork):
         return self._logits(output.last_hidden_state)
 
     def begin(self, batch: PrismaticBatch) -> "Decoding":
-        """Read the observations once; the answer gives token after token."""
+        """Read the observations once; the returned `Decoding` then generates token after token."""
         sequence, num_patches = self._embedded(batch, batch.prompts)
         lengths = batch.prompt_lengths + num_patches
         mask, cache = is_token(lengths, sequence.shape[1]), DynamicCache()
@@ -66,7 +66,7 @@ class OpenVlaNetwork(PrismaticNetwork):
         return Decoding(self, cache, mask, lengths, logits)
 
     def read_prompt(self, batch: PrismaticBatch) -> Tensor:
-        """The trunk's output where the first action token is read, [B, hidden_size]."""
+        """Return the trunk's output at the position where the first action token is read, [B, hidden_size]."""
         sequence, num_patches = self._embedded(batch, batch.prompts)
         lengths = batch.prompt_lengths + num_patches
         mask = is_token(lengths, sequence.shape[1])
@@ -85,7 +85,7 @@ class OpenVlaNetwork(PrismaticNetwork):
 
 
 class Decoding:
-    """The state between two tokens of a batch: keys and values, and the logits of the token to choose now.
+    """The state between two tokens of a batch: keys and values, and the logits of the next token.
 
     Attributes: `logits`, [B, 1, V].
     """
@@ -97,7 +97,7 @@ class Decoding:
         self.logits = logits
 
     def tell(self, tokens: Tensor) -> None:
-        """Go on with the chosen token ids, int64 [B]."""
+        """Append the chosen token ids, int64 [B], and compute the next logits."""
         network = self._network
         embedded = network.language_model.get_input_embeddings()(tokens[:, None])
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)

@@ -35,9 +35,9 @@ from vla_rl.types import Sampling
 
 
 class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
-    """A `PolicyModel`: T = action_dim tokens a decision, each sampled given the ones before it; one control step.
+    """A `PolicyModel`: T = action_dim tokens for each decision (one control step), each sampled given the ones before it.
 
-    Tokens are ids of the whole vocabulary. Build one with `create` (random weights) or `load` (a public checkpoint).
+    Tokens are ids of the full vocabulary. Build one with `create` (random weights) or `load` (a public checkpoint).
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
 
     @staticmethod
     def build_network(config: OpenVlaConfig) -> OpenVlaNetwork:
-        """A network with new weights, from the global random state."""
+        """Build a network with new weights, from the global random state."""
         return OpenVlaNetwork(config)
 
     @classmethod
@@ -70,24 +70,24 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> "OpenVla":
-        """Read a checkpoint in the public layout, shard by shard, without holding it twice.
+        """Read a checkpoint in the public layout, shard by shard, without holding it in memory twice.
 
         Args:
             checkpoint: a folder, read already or not, or a hub id such as `openvla/openvla-7b-finetuned-libero-goal`.
-            norm_key: which of its action statistics; may be left out where there is one set, or one was chosen before.
-            normalization: which of the statistics' numbers bound the action; None for the checkpoint's own, else the
+            norm_key: key of its action statistics; optional if there is one set only, or one was chosen before.
+            normalization: which values of the statistics bound the action; None for the checkpoint's own, else the
                 percentiles.
             dialect: project whose images, positions and vocabulary it was trained with; None for the checkpoint's own, else
                 OpenVLA's.
             vocabulary: token ids over which probabilities are normalised; None for the checkpoint's own, else the dialect's.
             camera: observation key of its image; None for the checkpoint's own, else `image`.
-            adapter: a folder or hub id of an adapter that peft saved and that was trained on this checkpoint. A folder that
-                is an adapter needs none: it names its base.
+            adapter: a folder or hub id of a peft adapter that was trained on this checkpoint. Not needed if the folder is
+                itself an adapter: it names its base.
             adapter_use: `merge` it into the weights, or keep it to `train` it.
-            dtype: of the parameters; None takes the files'.
-            device: where the parameters go.
+            dtype: data type of the parameters; None keeps the files'.
+            device: device of the parameters.
 
-        Raises: CheckpointError saying what is missing, unknown or damaged, or how much memory is lacking.
+        Raises: CheckpointError naming what is missing, unknown or damaged, or how much memory is lacking.
         """
         folder = open_folder(checkpoint, adapter)
         config = config_of(folder, norm_key, normalization, dialect, vocabulary, camera)
@@ -99,33 +99,37 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         return cls(config, network, tokenizer, folder)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Token ids int64 [B, D] and their log-probs float32 [B, D]; greedy rows take the most likely token each time."""
+        """Sample token ids int64 [B, D]; return them and their log-probs float32 [B, D]. Greedy rows take the most likely
+        token each time.
+        """
         noise = seeded_uniforms(samplings, self.config.action_dim).to(self._device)
         tokens, log_probs = self._acting(self._generated, batch, *sampling_columns(samplings, self._device), noise)
         return tokens, log_probs
 
     def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of given token ids, float32 [B, D] each, over the tokens of `vocabulary`."""
+        """Return log-probs and entropies of the given token ids, float32 [B, D] each, over the tokens of `vocabulary`."""
         tokens = tokens.to(self._device)
         log_probs = tempered_log_probs(self._network(batch, tokens), temperatures.to(self._device))
         index = tokens - self._network.first_id
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
 
     def features(self, batch: PrismaticBatch) -> Tensor:
-        """The trunk's output at the end of the prompt, [B, feature_size]."""
+        """Return the trunk's output at the end of the prompt, [B, feature_size]."""
         return self._network.read_prompt(batch)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """float32 [B, 1, D] to int64 [B, D]."""
+        """Map actions float32 [B, 1, D] to token ids int64 [B, D]."""
         require_chunks(actions, self.config.chunk_size, self.config.action_dim)
         return self._action_tokenizer.encode(actions)[:, 0]
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """int64 [B, D] to float32 [B, 1, D], in the environment's units; any id is taken for the nearest bin."""
+        """Map token ids int64 [B, D] to actions float32 [B, 1, D], in the environment's units; any other id takes the
+        nearest bin.
+        """
         return self._action_tokenizer.decode(tokens)[:, None]
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
-        """`config.json`, the tokenizer, and what else a loaded folder held."""
+        """Return `config.json`, the tokenizer, and the other small files of a loaded folder."""
         extension = Extension(
             family="openvla",
             norm_key=self.config.norm_key,
@@ -163,7 +167,9 @@ def config_of(
     vocabulary: Vocabulary | None = None,
     camera: str | None = None,
 ) -> OpenVlaConfig:
-    """The configuration of a checkpoint folder. Raises: CheckpointError for another family, or statistics it lacks."""
+    """Return the configuration of a checkpoint folder. Raises: CheckpointError if it holds another family, or lacks the
+    statistics.
+    """
     extension = folder.extension
     require_family(folder.path, extension, "openvla")
     if beside := sorted(path.name for place in folder.folders for path in place.glob("*checkpoint*.pt")):

@@ -1,6 +1,6 @@
 """OpenVLA-OFT: fused vision towers, a bidirectional Llama, a whole chunk in one forward pass, as tokens or as numbers.
 
-Configs import in an instant; the policies bring torch, timm and transformers, when they are first asked for.
+The configuration imports fast; torch, timm and transformers are imported when a policy is first used.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -31,7 +31,7 @@ from vla_rl.models.prismatic.statistics import bounds_of, choose_key, constant_p
 from vla_rl.models.prismatic.weights import NORM, stored_dtype, tensor_files
 
 EPSILON: Final = 1e-8
-"""What OpenVLA-OFT's code adds to the range of the statistics; OpenVLA's does not."""
+"""Value that OpenVLA-OFT's code adds to the range of the statistics; OpenVLA's does not."""
 
 LIBERO_ACTION_DIM: Final = 7
 LIBERO_CHUNK: Final = 8
@@ -51,16 +51,16 @@ def config_of(
 ) -> OpenVlaOftConfig:
     """Read the configuration of a checkpoint; arguments fill in what its files leave out.
 
-    Arguments are those of `ContinuousOpenVlaOft.load`; `head` is None for whichever continuous one it is.
+    Arguments are those of `ContinuousOpenVlaOft.load`; `head` None accepts either continuous head.
 
-    Raises: CheckpointError where the folder holds another family, head or chunk, or lacks the statistics.
+    Raises: CheckpointError if the folder holds another family, head or chunk, or lacks the statistics.
     """
     extension, beside = folder.extension, parts_beside(folder.folders)
     require_family(folder.path, extension, "openvla_oft")
     require_known(new_parts)
     if head == "tokens" and "action_head" in beside:
         raise CheckpointError(
-            f"{folder.path} has an action head, {beside['action_head'].name}, so its actions are no tokens; load it with "
+            f"{folder.path} has an action head, {beside['action_head'].name}, so its actions are not tokens; load it with "
             "ContinuousOpenVlaOft (policy_family continuous)."
         )
     if head is None and extension.head == "tokens":
@@ -79,7 +79,7 @@ def config_of(
     if kind != "tokens" and not _has_part(folder.path, "action_head", beside, new_parts):
         raise CheckpointError(
             f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one among its weights; load it "
-            "with OpenVlaOft (policy_family openvla_oft), or let fine-tuning begin with one (new_parts: action_head)."
+            "with OpenVlaOft (policy_family openvla_oft), or add a new one by fine-tuning (new_parts: action_head)."
         )
     shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
@@ -101,7 +101,7 @@ def config_of(
     )
     if adapter_use == "train" and config.has_film and folder.adapter is not None:
         raise CheckpointError(
-            f"{folder.path} has FiLM, whose part holds the towers' adapters merged in; merge its adapter too, and begin new "
+            f"{folder.path} has FiLM, whose part holds the towers' adapters merged in; merge its adapter too, and add new "
             "ones (lora_rank, or `adapted`)."
         )
     return with_adapter(config, folder, adapter_use, OpenVlaOftNetwork)
@@ -115,7 +115,7 @@ def load_network(
     new_parts: Collection[NewPart] = (),
     seed: int = 0,
 ) -> OpenVlaOftNetwork:
-    """Build without memory, then read one tensor at a time. Raises: CheckpointError."""
+    """Build the network on the meta device, then read one tensor at a time. Raises: CheckpointError."""
     with torch.device("meta"):
         network = OpenVlaOftNetwork(config)
     main = tensor_files(folder.path)
@@ -140,7 +140,7 @@ def load_network(
 
 
 def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolder | None) -> dict[str, bytes]:
-    """The small files of a checkpoint."""
+    """Return the small files of a checkpoint."""
     extension = Extension(
         family="openvla_oft",
         norm_key=config.norm_key,
@@ -164,27 +164,29 @@ def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolde
 
 
 def _chunk_of(folder: PublicFolder, action_dim: int, asked: int | None) -> int:
-    """Control steps in a chunk: public folders of LIBERO's mean 8, any other has to be told."""
+    """Return the control steps in a chunk: 8 for public LIBERO folders; any other has to be given."""
     if folder.extension.chunk_size is not None or asked is not None or action_dim == LIBERO_ACTION_DIM:
         return agreed(folder.path, "chunk_size", folder.extension.chunk_size, asked, LIBERO_CHUNK)
     raise CheckpointError(
         f"{folder.path} does not say how many control steps a chunk has, and its actions of {action_dim} numbers are not "
-        "LIBERO's; say chunk_size (25 for ALOHA's)."
+        "LIBERO's; set chunk_size (25 for ALOHA's)."
     )
 
 
 def _cameras_of(folder: PublicFolder, asked: tuple[str, ...] | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    """Observation keys: another environment may call the same cameras otherwise, but there have to be as many."""
+    """Return the observation keys: an environment may name the same cameras differently, but their number has to match."""
     known = folder.extension.cameras
     if isinstance(asked, str) or len(set(asked or ())) < len(asked or ()):
         raise ConfigError(f"cameras is {asked!r}, expected a tuple of observation keys, each of them once")
     if known is not None and asked is not None and len(asked) != len(known):
-        raise CheckpointError(f"{folder.path} sees {len(known)} pictures {known}; {asked} are {len(asked)}.")
+        raise CheckpointError(
+            f"{folder.path} was trained on {len(known)} cameras {known}; cameras is {asked}, which names {len(asked)}."
+        )
     return asked or known or default
 
 
 def _epsilon_of(extension: Extension) -> float:
-    """Folders from before it was saved: none for policies that were made here, whose gripper is said to be signed."""
+    """Return the stored epsilon; for folders saved before it was stored, 0 if the policy was made here (`signed`)."""
     if extension.epsilon is not None:
         return extension.epsilon
     return 0.0 if extension.gripper == "signed" else EPSILON

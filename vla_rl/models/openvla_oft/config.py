@@ -1,4 +1,4 @@
-"""The configuration of an OpenVLA-OFT policy: everything that its network, processor and action tokens depend on."""
+"""The configuration of an OpenVLA-OFT policy: all settings of its network, processor and action tokens."""
 
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -16,26 +16,28 @@ TINY_TOKENIZER: Final = Path(__file__).parents[2] / "assets" / "tiny_tokenizer" 
 """A small byte-level tokenizer over LIBERO's instructions; `make_tokenizer.py` makes it."""
 
 Head: TypeAlias = Literal["tokens", "l1", "diffusion"]
-"""`tokens`: 256 bins a number, what reinforcement learning needs. `l1` and `diffusion`: numbers, for imitation alone."""
+"""`tokens`: 256 bins for each number, required for reinforcement learning. `l1` and `diffusion`: numbers; `diffusion` is for
+imitation only.
+"""
 
 
 class OpenVlaOftConfig(PrismaticConfig, frozen=True, kw_only=True):
     """OpenVLA-OFT (Kim et al. 2025, arXiv:2502.19645): a whole chunk in one pass. Defaults: the public discrete ones."""
 
     proprio: ProprioConfig | None = None
-    """Proprioception as a token after the patches; none where the checkpoint has no proprio projector."""
+    """Proprioception as a token after the patches; none if the checkpoint has no proprio projector."""
 
     chunk_size: int = 8
     """Control steps in one action chunk."""
 
     head: Head = "tokens"
-    """What is read from the trunk."""
+    """Output that is read from the trunk."""
 
     has_film: bool = False
-    """True where the instruction modulates the vision towers (FiLM), as the ALOHA checkpoints have it."""
+    """Whether the instruction modulates the vision towers (FiLM), as in the ALOHA checkpoints."""
 
     has_stop_token: bool = True
-    """True where a stop token stands behind the placeholders; part of the dialect."""
+    """Whether a stop token follows the placeholders; part of the dialect."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +59,7 @@ def tiny(
     head: Head = "tokens",
     has_film: bool = False,
 ) -> OpenVlaOftConfig:
-    """The same architecture with about 1.4 million parameters, for two CPU cores: trained from scratch, unit bounds."""
+    """Return a small configuration, about 1.4 million parameters, for training from scratch on two CPU cores."""
     width = {"embed_dim": 64, "depth": 3, "num_heads": 2}
     return OpenVlaOftConfig(
         # LayerScale of 1e-5 is for fine-tuning deep towers; a shallow one that starts from scratch would stay blind

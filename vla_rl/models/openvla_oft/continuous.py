@@ -1,9 +1,9 @@
-"""OpenVLA-OFT with a continuous head: the chunk as numbers, not as bins (Kim et al. 2025, arXiv:2502.19645).
+"""OpenVLA-OFT with a continuous head: the chunk is numbers, not bins (Kim et al. 2025, arXiv:2502.19645).
 
-The "tokens" of a decision are float32 numbers in [-1, 1]. Under the L1 head they follow a Laplace distribution around what
-the head predicts, whose scale is the sampling temperature: its log-likelihood at temperature 1 is minus the absolute error
-(less log 2), so that imitation minimises what the authors minimise, and ratios are defined. Under the diffusion head a
-chunk is denoised in 50 deterministic steps from noise of its own seed; it has no likelihood, and imitation alone can use it.
+The "tokens" of a decision are float32 numbers in [-1, 1]. With the L1 head they follow a Laplace distribution around the
+prediction, whose scale is the sampling temperature. Its log-likelihood at temperature 1 is minus the absolute error (less
+log 2), so imitation minimises the authors' loss, and ratios are defined. With the diffusion head, a chunk is denoised in 50
+deterministic steps from noise of its own seed; it has no likelihood, so only imitation can use it.
 """
 
 import math
@@ -35,7 +35,7 @@ from vla_rl.types import Sampling
 
 
 class ContinuousOpenVlaOft(OftPolicy):
-    """A `PolicyModel` whose T = chunk_size * action_dim tokens a decision are float32 numbers in [-1, 1].
+    """A `PolicyModel` whose T = chunk_size * action_dim tokens for each decision are float32 numbers in [-1, 1].
 
     Build one with `create` (random weights) or `load` (a public checkpoint with its `action_head` part).
     """
@@ -72,9 +72,9 @@ class ContinuousOpenVlaOft(OftPolicy):
         """Read a checkpoint such as `moojink/openvla-7b-oft-finetuned-libero-spatial`; arguments as `OpenVlaOft.load`'s.
 
         Args:
-            head: which head its `action_head` part holds, or is to hold; None for the checkpoint's own, else L1.
-            cameras: None for the checkpoint's own, else the fixed camera and the hand's.
-            new_parts: `action_head` makes OpenVLA, or OpenVLA-OFT with tokens, a policy to be fine-tuned to numbers.
+            head: head in its `action_head` part, read or new; None for the checkpoint's own, else L1.
+            cameras: observation keys; None for the checkpoint's own, else the fixed camera and the hand camera.
+            new_parts: `action_head` turns OpenVLA, or OpenVLA-OFT with tokens, into a continuous policy for fine-tuning.
         """
         origin = open_folder(folder, adapter)
         config = checkpoint.config_of(
@@ -93,7 +93,7 @@ class ContinuousOpenVlaOft(OftPolicy):
         return cls(config, network, tokenizer, origin)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Numbers float32 [B, T], and their log-likelihoods float32 [B, T] (zeros under diffusion)."""
+        """Sample numbers float32 [B, T]; return them and their log-likelihoods float32 [B, T] (zeros with diffusion)."""
         if self.config.head == "diffusion":
             numbers = self._denoised(batch, samplings)
             return numbers, torch.zeros_like(numbers)
@@ -105,10 +105,10 @@ class ContinuousOpenVlaOft(OftPolicy):
         return numbers, _laplace_log_prob(numbers, centre, scale)
 
     def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-likelihoods and entropies of given numbers, float32 [B, T] each.
+        """Return log-likelihoods and entropies of the given numbers, float32 [B, T] each.
 
-        Under diffusion: minus the squared error of the predicted noise at one random step a row, which is what imitation
-        needs and no likelihood.
+        With diffusion: minus the squared error of the predicted noise at one random step for each row. Imitation needs no
+        more; it is not a likelihood.
         """
         numbers, device = tokens.to(self._device).float(), self._device
         if self.config.head == "diffusion":
@@ -120,12 +120,12 @@ class ContinuousOpenVlaOft(OftPolicy):
         return log_prob, (1.0 + torch.log(2.0 * scale)).expand_as(log_prob)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """float32 [B, H, D] in the environment's units to float32 [B, T] in [-1, 1]."""
+        """Map actions float32 [B, H, D] in the environment's units to numbers float32 [B, T] in [-1, 1]."""
         require_chunks(actions, self.config.chunk_size, self.config.action_dim)
         return self._scaler.to_unit(actions).astype(np.float32).reshape(len(actions), -1)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """float32 [B, T] to float32 [B, H, D], in the environment's units."""
+        """Map numbers float32 [B, T] to actions float32 [B, H, D], in the environment's units."""
         return self._scaler.from_unit(tokens.reshape(len(tokens), self.config.chunk_size, self.config.action_dim))
 
     def _denoised(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> Tensor:
@@ -157,7 +157,7 @@ class ContinuousOpenVlaOft(OftPolicy):
 
 
 def _laplace(uniforms: Tensor) -> Tensor:
-    """Standard Laplace noise from float64 numbers in [0, 1)."""
+    """Return standard Laplace noise from float64 numbers in [0, 1)."""
     centred = (uniforms - 0.5).clamp(-0.5 + 1e-12, 0.5 - 1e-12)
     return (-torch.sign(centred) * torch.log1p(-2.0 * centred.abs())).float()
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class FilmBlock(nn.Module):
-    """Scale and shift of one block; zero at first, so that a tower starts as it was."""
+    """Scale and shift of one block; zero at first, so that a tower starts unchanged."""
 
     def __init__(self, condition_width: int, tower_width: int) -> None:
         super().__init__()
@@ -15,13 +15,13 @@ class FilmBlock(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """To zero."""
+        """Set all parameters to zero."""
         for layer in (self.scale, self.shift):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """[B, P, W] under [B, condition_width]."""
+        """Modulate [B, P, W] by [B, condition_width]."""
         return x * (1.0 + self.scale(condition)[:, None]) + self.shift(condition)[:, None]  # type: ignore[no-any-return]
 
 
@@ -40,7 +40,7 @@ def _blocks(condition_width: int, tower: nn.Module) -> nn.ModuleList:
 
 
 def modulated(tower: nn.Module, blocks: nn.ModuleList, pixels: Tensor, condition: Tensor) -> Tensor:
-    """Patch features [B, P, W] of a timm ViT's second-to-last block, modulated; prefix tokens dropped."""
+    """Return modulated patch features [B, P, W] of a timm ViT's second-to-last block, without prefix tokens."""
     x = tower.patch_embed(pixels)  # type: ignore[operator]
     x = tower.norm_pre(tower.patch_drop(tower._pos_embed(x)))  # type: ignore[operator]
     for block, film in zip(list(tower.blocks)[:-1], list(blocks)[:-1], strict=True):  # type: ignore[arg-type]

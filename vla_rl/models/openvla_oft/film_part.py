@@ -1,12 +1,12 @@
-"""Towers with FiLM as OpenVLA-OFT's code keeps them: in a file of their own, under names of their own.
+"""Towers with FiLM as OpenVLA-OFT's code stores them: in a separate file, under different names.
 
     [vision_backbone.]vision_backbone.<tower>.blocks.7.block.<layer>     a tower's block, one level further in
     [vision_backbone.]vision_backbone.<tower>.blocks.7.{scale,shift}.*   the block's FiLM layers
     <layer>.base_layer.*, <layer>.lora_{A,B}.<adapter>.weight            a layer and the adapter it was trained with
 
 That code puts adapters into the towers (on every linear layer, and on the convolution that cuts the patches), FiLM around
-them, and then loads the file strictly: what is written for it needs the adapters too. Here they are merged into the layers
-when a file is read, and written as adapters begin: A of noise, B of zeros, so that they add nothing and can be trained.
+them, and then loads the file strictly, so a file written for it needs the adapters too. Here they are merged into the layers
+when a file is read, and written in their initial state (A noise, B zeros), so that they add nothing and can be trained.
 """
 
 import re
@@ -25,10 +25,10 @@ TOWER_PREFIX: Final = "vision_backbone."
 FILM_PREFIX: Final = "film."
 
 FILMED_TOWERS: Final = "vision_backbone.vision_backbone."
-"""Beginning of the towers' layers in an adapter that peft saved while FiLM stood around the towers."""
+"""Prefix of the towers' layers in an adapter that peft saved while FiLM wrapped the towers."""
 
 RANK: Final = 32
-"""Of the adapters that are written: OpenVLA-OFT's own default (`lora_rank`)."""
+"""Rank of the adapters that are written: OpenVLA-OFT's own default (`lora_rank`)."""
 
 LARGEST_ALPHA: Final = 16
 """OpenVLA-OFT's adapters have alpha = min(rank, 16)."""
@@ -39,13 +39,13 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.block\.(.+)")
 
 
 def read_film(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Both towers and their FiLM layers under the names of our network, adapters merged.
+    """Return both towers and their FiLM layers under the names of our network, with adapters merged.
 
     Args:
-        part: what the file holds.
-        path: where it lies, for errors.
+        part: the file's tensors.
+        path: the file, for errors.
 
-    Raises: CheckpointError for names that are none of a tower with FiLM, and adapters that do not fit.
+    Raises: CheckpointError for names that do not belong to a tower with FiLM, and for adapters that do not fit.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in _with_adapters_merged(part, path).items():
@@ -64,7 +64,7 @@ def read_film(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 
 def written_film(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The file's content for towers and FiLM layers under the names of our network; views, but for the adapters."""
+    """Return the file's content for towers and FiLM layers under the names of our network; views, except the adapters."""
     part: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.startswith(FILM_PREFIX):
@@ -77,7 +77,7 @@ def written_film(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _with_adapters_merged(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Layers with their adapters added: W + alpha / rank * B A in float32, rounded to W's dtype."""
+    """Add adapters to their layers: W + alpha / rank * B A in float32, rounded to W's dtype."""
     adapters = adapters_in(part, path, lambda rank: min(rank, LARGEST_ALPHA) / rank)
     merged: dict[str, Tensor] = {}
     for name, tensor in part.items():
@@ -96,7 +96,7 @@ def _with_adapters_merged(part: Mapping[str, Tensor], path: Path) -> dict[str, T
 
 
 def _with_new_adapter(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A layer's weight with an adapter that adds nothing, or its bias, which has none."""
+    """Return a layer's weight with an adapter that adds nothing, or its bias, which has none."""
     owner, _, leaf = name.rpartition(".")
     adapted = {f"{owner}.base_layer.{leaf}": tensor}
     if leaf == "weight":
@@ -108,6 +108,8 @@ def _with_new_adapter(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _is_adapted(name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a tensor belongs to a linear layer or to the patches' convolution: only their weights have several axes."""
+    """Return whether a tensor belongs to a linear layer or to the patches' convolution: only their weights have several
+    axes.
+    """
     weight = tensors.get(name.rpartition(".")[0] + ".weight")
     return weight is not None and weight.ndim >= 2

@@ -1,7 +1,7 @@
-"""Continuous heads of OpenVLA-OFT: the trunk's output where the action stands, to numbers in [-1, 1].
+"""Continuous heads of OpenVLA-OFT: from the trunk's output at the action's positions to numbers in [-1, 1].
 
-One network for both: an MLP with residual blocks over all dimensions of one control step (Kim et al. 2025,
-arXiv:2502.19645, section IV). Parameter names are those of the public `action_head--*_checkpoint.pt`.
+One network for both: an MLP with residual blocks over all dimensions of one control step (Kim et al. 2025, arXiv:2502.19645,
+section IV). Parameter names are those of the public `action_head--*_checkpoint.pt`.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 NUM_DENOISING_STEPS: Final = 50
-"""Steps of training and of inference alike, as in the public checkpoints."""
+"""Denoising steps in both training and inference, as in the public checkpoints."""
 
 
 class ResidualMlp(nn.Module):
@@ -24,7 +24,7 @@ class ResidualMlp(nn.Module):
         self.layer_norm2, self.fc2 = nn.LayerNorm(hidden_size), nn.Linear(hidden_size, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., num_inputs] to [..., num_outputs]."""
+        """Map [..., num_inputs] to [..., num_outputs]."""
         x = nn.functional.relu(self.fc1(self.layer_norm1(x)))
         for block in self.mlp_resnet_blocks:
             x = block(x)
@@ -39,12 +39,12 @@ class ResidualBlock(nn.Module):
         self.ffn = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, size), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] to the same."""
+        """Map [..., size] to the same shape."""
         return x + self.ffn(x)  # type: ignore[no-any-return]
 
 
 class L1Head(nn.Module):
-    """Predicts the chunk itself; trained by the mean absolute error."""
+    """Head that predicts the chunk itself; trained by the mean absolute error."""
 
     def __init__(self, hidden_size: int, action_dim: int) -> None:
         super().__init__()
@@ -52,14 +52,14 @@ class L1Head(nn.Module):
         self._action_dim = action_dim
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, H * D, hidden_size] to [B, H, D]."""
+        """Map [B, H * D, hidden_size] to [B, H, D]."""
         batch, num_numbers, _ = hidden.shape
         steps = hidden.reshape(batch, num_numbers // self._action_dim, -1)
         return self.model(steps)  # type: ignore[no-any-return]
 
 
 class DiffusionHead(nn.Module):
-    """Predicts the noise in a noisy chunk that the trunk was shown."""
+    """Head that predicts the noise in a noisy chunk, which is an input of the trunk."""
 
     def __init__(self, hidden_size: int, action_dim: int) -> None:
         super().__init__()
@@ -69,26 +69,26 @@ class DiffusionHead(nn.Module):
         self._action_dim = action_dim
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, H * D, hidden_size] to the noise, [B, H, D]."""
+        """Map [B, H * D, hidden_size] to the noise, [B, H, D]."""
         batch, num_numbers, _ = hidden.shape
         steps = hidden.reshape(batch, num_numbers // self._action_dim, -1)
         return self.noise_predictor["mlp_resnet"](steps)  # type: ignore[no-any-return]
 
 
 class NoisyActionProjector(nn.Module):
-    """Turns every noisy number into one token, exact GELU between the layers."""
+    """Turns each noisy number into one token, exact GELU between the layers."""
 
     def __init__(self, llm_width: int) -> None:
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(1, llm_width), nn.Linear(llm_width, llm_width)
 
     def forward(self, noisy: Tensor) -> Tensor:
-        """[B, T] to [B, T, llm_width]."""
+        """Map [B, T] to [B, T, llm_width]."""
         return self.fc2(nn.functional.gelu(self.fc1(noisy[..., None])))  # type: ignore[no-any-return]
 
 
 def time_token(step: Tensor, width: int) -> Tensor:
-    """The sinusoidal code of a denoising step: int64 [B] to float32 [B, width], sines first."""
+    """Return the sinusoidal code of a denoising step: int64 [B] to float32 [B, width], sines first."""
     half = width // 2
     frequencies = torch.exp(torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1)))
     angles = step[:, None].float() * frequencies
@@ -96,7 +96,9 @@ def time_token(step: Tensor, width: int) -> Tensor:
 
 
 def cumulative_alphas(num_steps: int = NUM_DENOISING_STEPS) -> Tensor:
-    """float64 [num_steps], the share of signal left after each noising step (Nichol and Dhariwal 2021, arXiv:2102.09672)."""
+    """Return the share of signal left after each noising step, float64 [num_steps] (Nichol and Dhariwal 2021,
+    arXiv:2102.09672).
+    """
 
     def signal(t: float) -> float:
         return math.cos((t + 0.008) / 1.008 * math.pi / 2.0) ** 2
@@ -106,13 +108,13 @@ def cumulative_alphas(num_steps: int = NUM_DENOISING_STEPS) -> Tensor:
 
 
 def add_noise(clean: Tensor, noise: Tensor, step: Tensor) -> Tensor:
-    """sqrt(a_t) x + sqrt(1 - a_t) e for chunks [B, H, D] and int64 [B] steps."""
+    """Return sqrt(a_t) x + sqrt(1 - a_t) e for chunks [B, H, D] and steps int64 [B]."""
     alpha = cumulative_alphas().to(clean)[step][:, None, None]
     return alpha.sqrt() * clean + (1.0 - alpha).sqrt() * noise
 
 
 def denoise(noisy: Tensor, predicted_noise: Tensor, step: int) -> Tensor:
-    """One deterministic DDIM step from `step` to the one before (Song et al. 2021, arXiv:2010.02502, eq. 12, eta = 0).
+    """Run one deterministic DDIM step from `step` to the one before (Song et al. 2021, arXiv:2010.02502, eq. 12, eta = 0).
 
     The predicted clean chunk is clipped to [-1, 1], as the public checkpoints' scheduler does.
     """

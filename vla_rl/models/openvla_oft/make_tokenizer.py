@@ -18,7 +18,7 @@ from vla_rl.models.prismatic.processor import prompt_of
 
 
 def make_tokenizer(instructions: Sequence[str], size: int) -> Tokenizer:
-    """Train on the prompts of these instructions until there are `size` tokens, or nothing is left to merge."""
+    """Train on the prompts of these instructions until there are `size` tokens, or no pairs are left to merge."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -3,10 +3,10 @@
     position  0     1 .. V     V + 1     ...     then the prompt     then T of them    then    then
     token     BOS   patches    proprio   time    without BOS         placeholders      stop    padding
 
-(what a checkpoint does not have moves the rest down). Placeholders have an embedding of exactly zero and differ by their
-position only; under diffusion they are the noisy numbers. Attention goes both ways; only padding is masked, and it stands
-last, so every row has the positions it would have alone. Number k is read one position before its placeholder: the first
-from the prompt's last token, the last from the placeholder before the last.
+(positions shift down if a checkpoint lacks one of these parts). Placeholders have an embedding of exactly zero and differ by
+their position only; with diffusion they are the noisy numbers. Attention is bidirectional; only padding is masked. Padding
+stands last, so each row has the same positions as it would have alone. Number k is read one position before its placeholder:
+the first from the prompt's last token, the last from the placeholder before the last.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ STOP_ID: Final = 2
 
 
 class OpenVlaOftNetwork(PrismaticNetwork):
-    """From a batch of observations to the trunk's output where the action is read, and to what the head makes of it."""
+    """Network from a batch of observations to the trunk's output at the action's positions, and to the head's output."""
 
     def __init__(self, config: OpenVlaOftConfig) -> None:
         super().__init__(config, is_causal=False)
@@ -54,17 +54,21 @@ class OpenVlaOftNetwork(PrismaticNetwork):
             add_adapters(self, config.lora)
 
     def forward(self, batch: PrismaticBatch) -> Tensor:
-        """Logits over the action tokens, [B, T, num_bins], by rising token id; `batch` is on this network's device."""
+        """Return the logits over the action tokens, [B, T, num_bins], by ascending token id; `batch` is on this network's
+        device.
+        """
         return self.head_logits(self.read(batch), self._action_ids)
 
     def regress(self, batch: PrismaticBatch) -> Tensor:
-        """The chunk in [-1, 1] by the L1 head, [B, H, D]."""
+        """Return the chunk in [-1, 1] by the L1 head, [B, H, D]."""
         assert isinstance(self.action_head, L1Head)
         actions: Tensor = self.action_head(self.read(batch))
         return actions
 
     def predict_noise(self, batch: PrismaticBatch, noisy: Tensor, step: Tensor, seen: Tensor | None = None) -> Tensor:
-        """The noise in noisy chunks [B, H, D] at denoising steps int64 [B], by the diffusion head; `seen` as in `read`."""
+        """Predict the noise in noisy chunks [B, H, D] at denoising steps int64 [B], by the diffusion head; `seen` as in
+        `read`.
+        """
         assert isinstance(self.action_head, DiffusionHead)
         noise: Tensor = self.action_head(self.read(batch, noisy.flatten(1), step, seen))
         return noise
@@ -76,12 +80,12 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         step: Tensor | None = None,
         seen: Tensor | None = None,
     ) -> Tensor:
-        """The trunk's output where the action is read, [B, T, hidden_size].
+        """Return the trunk's output at the positions where the action is read, [B, T, hidden_size].
 
         Args:
-            batch: on this network's device.
-            noisy, step: under diffusion, the noisy numbers [B, T] and their denoising steps int64 [B].
-            seen: what `see` made of the same batch, where it is read several times.
+            batch: observations, on this network's device.
+            noisy, step: with diffusion, the noisy numbers [B, T] and their denoising steps int64 [B].
+            seen: result of `see` for the same batch, to reuse it over several reads.
         """
         self._check_attention()
         embed = self.language_model.get_input_embeddings()
@@ -102,7 +106,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return self.hidden_states(sequence, lengths, consecutive(first, self._num_action_tokens))
 
     def see(self, batch: PrismaticBatch) -> Tensor:
-        """What pictures and proprioception are to the trunk, [B, V, hidden_size]: the same for every denoising step."""
+        """Embed pictures and proprioception for the trunk, [B, V, hidden_size]: the same for every denoising step."""
         seen: Tensor = self.projector(self._patches(batch))
         if self.proprio_projector is None:
             return seen
@@ -111,7 +115,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return torch.cat([seen, self.proprio_projector(proprio)[:, None].to(seen.dtype)], dim=1)
 
     def hidden_states(self, sequence: Tensor, lengths: Tensor, read: Tensor | None = None) -> Tensor:
-        """The trunk's output for embedded tokens [B, L, D] of which each row's first `lengths` are not padding.
+        """Return the trunk's output for embedded tokens [B, L, D]; in each row, all after the first `lengths` is padding.
 
         Args:
             read: int64 [B, T], the positions wanted, if not all.
@@ -131,7 +135,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return modulated(tower, getattr(self.film, name), pixels, condition)
 
     def _language(self, batch: PrismaticBatch) -> Tensor:
-        """[B, hidden_size]: mean embedding of the text around the action, BOS and stop included, padding left out."""
+        """Return the mean embedding [B, hidden_size] of the text around the action, with BOS and stop, without padding."""
         embed = self.language_model.get_input_embeddings()
         text, is_placeholder = self._text(batch)
         words = embed(text)
@@ -143,7 +147,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return mean
 
     def _text(self, batch: PrismaticBatch) -> tuple[Tensor, Tensor]:
-        """Ids after the patches, [B, P - 1 + T + stop], and where the placeholders are."""
+        """Return the ids after the patches, [B, P - 1 + T + stop], and a mask of the placeholders."""
         rest = batch.prompts[:, 1:]
         text = nn.functional.pad(rest, (0, self._num_action_tokens + self._num_stop_tokens), value=self._pad_id)
         place = torch.arange(text.shape[1], device=text.device) - (batch.prompt_lengths[:, None] - 1)
@@ -154,7 +158,7 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return text, is_placeholder
 
     def _check_attention(self) -> None:
-        """Once: attention has to go both ways, whatever became of the trunk since it was built."""
+        """Check once that attention is bidirectional, in case the trunk was changed after it was built."""
         if not self._looks_both_ways:
             weight = self.language_model.lm_head.weight
             refuse_causal(self.hidden_states, weight.shape[1], weight)

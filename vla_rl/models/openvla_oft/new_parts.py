@@ -1,7 +1,7 @@
-"""Parts that a checkpoint lacks and fine-tuning begins with: how OpenVLA becomes OpenVLA-OFT (Kim et al. 2025, section IV).
+"""New parts that fine-tuning adds to a checkpoint, to turn OpenVLA into OpenVLA-OFT (Kim et al. 2025, section IV).
 
-An action head, a proprio projector and FiLM are new modules beside weights that were trained before. They are asked for by
-name, so that a part that is missing by mistake stays an error.
+An action head, a proprio projector and FiLM are new modules beside pretrained weights. They have to be requested by name, so
+that a part that is missing by mistake remains an error.
 """
 
 from collections.abc import Collection, Iterable
@@ -14,11 +14,11 @@ from torch import nn
 from vla_rl.errors import CheckpointError, ConfigError
 
 NewPart: TypeAlias = Literal["action_head", "proprio_projector", "noisy_action_projector", "film"]
-"""A part that may be new. `noisy_action_projector` belongs to a diffusion head; FiLM changes nothing at first."""
+"""A part that may be new. `noisy_action_projector` belongs to a diffusion head; new FiLM layers change nothing at first."""
 
 
 def require_known(parts: Collection[NewPart]) -> None:
-    """Raise ConfigError where something else is named."""
+    """Raise ConfigError if a name is not a known part."""
     known = get_args(NewPart)
     if isinstance(parts, str) or any(part not in known for part in parts):
         raise ConfigError(f"new_parts is {parts!r}, expected some of {', '.join(known)}")
@@ -37,13 +37,13 @@ def require_new(parts: Collection[NewPart], network: nn.Module, held: Iterable[s
 def begin_anew(
     parts: Collection[NewPart], network: nn.Module, seed: int, dtype: torch.dtype, device: torch.device | str
 ) -> None:
-    """Give parts of a network on the meta device their first weights; the global random state stays as it was."""
+    """Initialise parts of a network that is on the meta device; the global random state is left unchanged."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for part in parts:
             module: nn.Module = getattr(network, part)
             module.to_empty(device="cpu")
-            for inner in reversed(list(module.modules())):  # an outer module may settle what its inner ones are set to
+            for inner in reversed(list(module.modules())):  # an outer module may override the values of its inner ones
                 reset: Any = getattr(inner, "reset_parameters", None)
                 if reset is not None:
                     reset()

@@ -1,4 +1,4 @@
-"""What OpenVLA-OFT policies have in common, whether they speak in tokens or in numbers."""
+"""Base class of the OpenVLA-OFT policies, with tokens or with numbers."""
 
 from collections.abc import Mapping
 
@@ -18,23 +18,23 @@ class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
 
     @staticmethod
     def build_network(config: OpenVlaOftConfig) -> OpenVlaOftNetwork:
-        """A network with new weights, from the global random state."""
+        """Build a network with new weights, from the global random state."""
         return OpenVlaOftNetwork(config)
 
     def features(self, batch: PrismaticBatch) -> Tensor:
-        """The trunk's output, averaged over the places where the action is read, [B, feature_size]."""
+        """Return the trunk's output, averaged over the positions where the action is read, [B, feature_size]."""
         return self._network.read(batch).mean(dim=1)
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
-        """`config.json`, `tokenizer.json`, `vla_rl.json`, and what else a loaded folder held."""
+        """Return `config.json`, `tokenizer.json`, `vla_rl.json`, and the other small files of a loaded folder."""
         return checkpoint.files_of(self.config, self._tokenizer, self._origin)
 
     def _files_of(
         self, tensors: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
-        """As OpenVLA-OFT's code wants it for continuous heads and FiLM, and RL systems for tokens: all in one.
+        """Split tensors by file: several for continuous heads and FiLM, as OpenVLA-OFT's code expects; else one.
 
-        A policy with adapters is for vla_rl alone.
+        Only vla_rl can load a policy that is saved with adapters.
         """
         is_theirs = (self.config.head != "tokens" or self.config.has_film) and self.config.lora is None
         return split(tensors) if is_theirs else (tensors, {})

@@ -1,11 +1,11 @@
-"""Weights that OpenVLA-OFT's code keeps in PyTorch files beside the main ones.
+"""Weights that OpenVLA-OFT's code stores in PyTorch files beside the main ones.
 
     action_head--*_checkpoint.pt                L1 or diffusion head
     proprio_projector--*_checkpoint.pt          unless it stands among the main weights, as in SimpleVLA-RL's
-    noisy_action_projector--*_checkpoint.pt     under diffusion
-    vision_backbone--*_checkpoint.pt            towers with FiLM, in place of those among the main weights
+    noisy_action_projector--*_checkpoint.pt     with diffusion
+    vision_backbone--*_checkpoint.pt            towers with FiLM, instead of those among the main weights
 
-They are read without running anything of them, and written so that that code finds and loads them.
+They are read without executing any pickled code, and written so that OpenVLA-OFT's code finds and loads them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ from vla_rl.models.openvla_oft.film_part import FILM_PREFIX, TOWER_PREFIX, read_
 from vla_rl.models.prismatic.weights import find_part, load_part
 
 MODULES: Final = ("action_head", "proprio_projector", "noisy_action_projector")
-"""Modules beside the trunk; the part has the same name."""
+"""Modules beside the trunk; each part has the name of its module."""
 
 FILM_TOWERS: Final = "vision_backbone"
 
 
 def parts_beside(folders: Sequence[Path]) -> dict[str, Path]:
-    """The parts of a checkpoint by name, each from the first folder that has it.
+    """Return the parts of a checkpoint by name, each from the first folder that has it.
 
-    Raises: CheckpointError if a folder has several of one, or a part that is not known.
+    Raises: CheckpointError if a folder has several files for one part, or an unknown part.
     """
     found = {part: find_part(folders, part) for part in (*MODULES, FILM_TOWERS)}
     for path in (path for folder in folders for path in sorted(folder.glob("*--*checkpoint*.pt"))):
@@ -41,11 +41,12 @@ def parts_beside(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def read_parts(folders: Sequence[Path], dtype: torch.dtype) -> dict[str, Tensor]:
-    """All that stands beside a checkpoint's main weights, under public names.
+    """Read all parts beside a checkpoint's main weights, under public names.
 
     Args:
-        folders: of the checkpoint; what an earlier one has comes before what a later one has.
-        dtype: that they are cast to; OpenVLA-OFT's code keeps some in float32 and casts them to the main weights' to act.
+        folders: the checkpoint's folders; an earlier one takes precedence.
+        dtype: data type to cast to; OpenVLA-OFT's code stores some parts in float32 and casts them to the main weights'
+            dtype.
 
     Raises: CheckpointError.
     """
@@ -61,12 +62,12 @@ def read_parts(folders: Sequence[Path], dtype: torch.dtype) -> dict[str, Tensor]
 
 
 def require_whole_towers(beside: Mapping[str, Tensor], expected: set[str], folder: Path) -> None:
-    """Towers with FiLM come from their part alone: a hole would be filled by towers that FiLM was not trained with.
+    """Check that the part with FiLM holds whole towers: a gap would be filled by towers that FiLM was not trained with.
 
     Args:
-        beside: what `read_parts` gave.
+        beside: tensors that `read_parts` returned.
         expected: public names of the network's tensors.
-        folder: for the error.
+        folder: the checkpoint, for errors.
 
     Raises: CheckpointError.
     """
@@ -78,7 +79,7 @@ def require_whole_towers(beside: Mapping[str, Tensor], expected: set[str], folde
 
 
 def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """A network's tensors by public name: the main ones, and the parts beside them by file name."""
+    """Split a network's tensors by public name: the main ones, and the parts beside them by file name."""
     parts = {part: _inside(tensors, part) for part in MODULES}
     if any(name.startswith(FILM_PREFIX) for name in tensors):
         parts[FILM_TOWERS] = written_film(tensors)

@@ -27,10 +27,10 @@ from vla_rl.types import Sampling
 
 
 class OpenVlaOft(OftPolicy):
-    """A `PolicyModel`: T = chunk_size * action_dim tokens a decision, sampled independently of each other.
+    """A `PolicyModel`: T = chunk_size * action_dim tokens for each decision, sampled independently of each other.
 
-    Tokens are ids of the whole vocabulary, as the public checkpoints count them. Build one with `create` (random weights)
-    or `load` (a public checkpoint). Continuous heads are `ContinuousOpenVlaOft`.
+    Tokens are ids of the full vocabulary, as in the public checkpoints. Build one with `create` (random weights) or `load`
+    (a public checkpoint). Continuous heads are `ContinuousOpenVlaOft`.
     """
 
     def __init__(
@@ -61,25 +61,25 @@ class OpenVlaOft(OftPolicy):
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> "OpenVlaOft":
-        """Read a checkpoint in the public layout, shard by shard, without holding it twice.
+        """Read a checkpoint in the public layout, shard by shard, without holding it in memory twice.
 
         Args:
             folder: a folder, read already or not, or a hub id such as `Haozhan72/Openvla-oft-SFT-libero-goal-traj1`.
-            norm_key: which of its action statistics; may be left out where there is one set, or one was chosen before.
-            normalization: which of the statistics' numbers bound the action; None for the checkpoint's own, else the
+            norm_key: key of its action statistics; optional if there is one set only, or one was chosen before.
+            normalization: which values of the statistics bound the action; None for the checkpoint's own, else the
                 percentiles.
-            dialect: whose conventions it was trained with; None for the checkpoint's own, else OpenVLA-OFT's.
+            dialect: project whose conventions it was trained with; None for the checkpoint's own, else OpenVLA-OFT's.
             cameras: observation keys of its images; None for the checkpoint's own, else the fixed camera alone.
             chunk_size: control steps in a chunk; None for the checkpoint's own, else the 8 of LIBERO's 7 numbers an action.
-            adapter: a folder or hub id of an adapter that peft saved and that was trained on this checkpoint; parts beside
-                it come before the checkpoint's. A folder that is an adapter needs none: it names its base.
+            adapter: a folder or hub id of a peft adapter that was trained on this checkpoint; parts beside it replace the
+                checkpoint's. Not needed if the folder is itself an adapter: it names its base.
             adapter_use: `merge` it into the weights, or keep it to `train` it.
-            new_parts: what it lacks and fine-tuning is to begin with, such as `proprio_projector`.
-            seed: of their first weights.
-            dtype: of the parameters; None takes the files'.
-            device: where the parameters go.
+            new_parts: parts that it lacks and that fine-tuning is to add, such as `proprio_projector`.
+            seed: seed of the new parts' weights.
+            dtype: data type of the parameters; None keeps the files'.
+            device: device of the parameters.
 
-        Raises: CheckpointError saying what is missing, unknown or damaged, or how much memory is lacking.
+        Raises: CheckpointError naming what is missing, unknown or damaged, or how much memory is lacking.
         """
         origin = open_folder(folder, adapter)
         config = checkpoint.config_of(
@@ -98,13 +98,13 @@ class OpenVlaOft(OftPolicy):
         return cls(config, network, tokenizer, origin)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Token ids int64 [B, T] and their log-probs float32 [B, T]."""
+        """Sample token ids int64 [B, T]; return them and their log-probs float32 [B, T]."""
         (logits,) = self._acting(self._logits, batch)
         chosen, log_probs = choose_tokens(logits, samplings)
         return chosen + self._action_tokenizer.first_id, log_probs
 
     def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of given token ids, float32 [B, T] each, over the action tokens only."""
+        """Return log-probs and entropies of the given token ids, float32 [B, T] each, over the action tokens only."""
         logits = self._network(batch)
         index = tokens.to(self._device) - self._action_tokenizer.first_id
         log_probs = tempered_log_probs(logits, temperatures.to(self._device))
@@ -112,12 +112,12 @@ class OpenVlaOft(OftPolicy):
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """float32 [B, H, D] to int64 [B, T], step by step and dimension by dimension."""
+        """Map actions float32 [B, H, D] to token ids int64 [B, T], step by step and dimension by dimension."""
         require_chunks(actions, self.config.chunk_size, self.config.action_dim)
         return self._action_tokenizer.encode(actions).reshape(len(actions), -1)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """int64 [B, T] to float32 [B, H, D], in the environment's units."""
+        """Map token ids int64 [B, T] to actions float32 [B, H, D], in the environment's units."""
         grid = tokens.reshape(len(tokens), self.config.chunk_size, self.config.action_dim)
         return self._action_tokenizer.decode(grid)
 

@@ -1,11 +1,11 @@
-"""Numbers to action tokens and back: the last ids of the vocabulary are bins of [-1, 1], counted downwards.
+"""Conversion between numbers and action tokens: the last ids of the vocabulary are bins of [-1, 1], counted downwards.
 
     edges     linspace(-1, 1, num_bins)          num_bins of them, so num_bins - 1 bins with a centre each
     encode    id = vocab_size - digitize(clip(a, -1, 1), edges)
     decode    a  = centre[clip(vocab_size - id - 1, 0, num_bins - 2)]
 
-The larger the id, the smaller the action; the two smallest ids decode alike, because the last edge has a bin of its own.
-Between [-1, 1] and the environment's units stand the bounds of the training data, dimension by dimension.
+The larger the id, the smaller the action. The two smallest ids decode alike, because the last edge has its own bin. The
+bounds of the training data map [-1, 1] to the environment's units, dimension by dimension.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ import numpy as np
 from vla_rl.types import Config
 
 Gripper: TypeAlias = Literal["signed", "openvla"]
-"""Last dimension of an action: `signed` as the environment has it; `openvla` for 0 = close, 1 = open turned to +1 and -1."""
+"""Last dimension of an action: `signed` keeps the environment's sign; `openvla` maps 0 = close and 1 = open to +1 and -1."""
 
 
 class ActionBounds(Config, frozen=True, kw_only=True):
-    """What -1 and 1 mean in the environment's units, dimension by dimension."""
+    """Values of -1 and 1 in the environment's units, dimension by dimension."""
 
     low: tuple[float, ...]
     """The environment's value at -1: the 1st percentile of the training data, in the public checkpoints."""
@@ -29,10 +29,10 @@ class ActionBounds(Config, frozen=True, kw_only=True):
     """The environment's value at 1: the 99th percentile, in the public checkpoints."""
 
     is_scaled: tuple[bool, ...]
-    """False for dimensions that are taken as they are, such as the gripper."""
+    """False for dimensions that are not scaled, such as the gripper."""
 
     gripper: Gripper = "signed"
-    """What the last dimension means."""
+    """Meaning of the last dimension."""
 
     epsilon: float = 0.0
     """Added to the range before it scales: 1e-8 in OpenVLA-OFT's code, nothing in OpenVLA's."""
@@ -49,12 +49,12 @@ class ActionBounds(Config, frozen=True, kw_only=True):
 
     @property
     def action_dim(self) -> int:
-        """Numbers in one control step."""
+        """Dimensions of the action of one control step."""
         return len(self.low)
 
 
 def unit_bounds(action_dim: int) -> ActionBounds:
-    """The model's [-1, 1] is the environment's: for policies trained here from scratch."""
+    """Return bounds that equal the model's [-1, 1], for policies trained here from scratch."""
     return ActionBounds(low=(-1.0,) * action_dim, high=(1.0,) * action_dim, is_scaled=(True,) * action_dim)
 
 
@@ -126,7 +126,7 @@ LIBERO_BOUNDS: Final[dict[str, ActionBounds]] = {
 
 
 class ActionScaler:
-    """Between the environment's units and the model's [-1, 1], in float64, dimension by dimension."""
+    """Converts between the environment's units and the model's [-1, 1], in float64, dimension by dimension."""
 
     def __init__(self, bounds: ActionBounds) -> None:
         self._bounds = bounds
@@ -136,15 +136,16 @@ class ActionScaler:
         self._is_constant = self._high <= self._low
 
     def to_unit(self, actions: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
-        """float64 [..., D] in [-1, 1]; what lies outside the bounds is clipped, a dimension without range becomes 0.
+        """Map actions to float64 [..., D] in [-1, 1]; values outside the bounds are clipped, a dimension without range
+        becomes 0.
 
-        Raises: ValueError for another number of dimensions.
+        Raises: ValueError if the number of dimensions does not match.
         """
         values = np.asarray(actions, dtype=np.float64)
         if values.shape[-1] != self._bounds.action_dim:
             raise ValueError(
-                f"actions have {values.shape[-1]} dimensions, expected {self._bounds.action_dim}; "
-                "the policy's action bounds say how many it has."
+                f"actions have {values.shape[-1]} dimensions, expected {self._bounds.action_dim} as in "
+                "the policy's action bounds."
             )
         if self._bounds.gripper == "openvla":
             values = values.copy()
@@ -154,7 +155,7 @@ class ActionScaler:
         return np.clip(np.where(self._is_scaled, scaled, values), -1.0, 1.0)
 
     def from_unit(self, unit: np.ndarray) -> np.ndarray:
-        """The environment's float32 [..., D]; computed in float64, rounded last. A gripper of exactly 1/2 closes."""
+        """Map to the environment's float32 [..., D]; computed in float64, rounded last. A gripper of exactly 1/2 closes."""
         unit = np.asarray(unit, dtype=np.float64)
         values = np.where(self._is_scaled, 0.5 * (unit + 1.0) * self._range + self._low, unit)
         if self._bounds.gripper == "openvla":
@@ -163,7 +164,7 @@ class ActionScaler:
 
 
 class ActionTokenizer:
-    """Between action chunks in the environment's units, float32 [..., D], and token ids, int64 [..., D]."""
+    """Converts between action chunks in the environment's units, float32 [..., D], and token ids, int64 [..., D]."""
 
     def __init__(self, vocab_size: int, num_bins: int, bounds: ActionBounds) -> None:
         self._vocab_size, self._num_bins = vocab_size, num_bins
@@ -177,9 +178,9 @@ class ActionTokenizer:
         return self._vocab_size - self._num_bins
 
     def encode(self, actions: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
-        """The token of every number; what lies outside the bounds is clipped to them."""
+        """Return the token of each number; numbers outside the bounds are clipped to them."""
         return (self._vocab_size - np.digitize(self._scaler.to_unit(actions), self._edges)).astype(np.int64)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """The number of every token; ids outside the action range take the nearest bin."""
+        """Return the number of each token; ids outside the action range take the nearest bin."""
         return self._scaler.from_unit(self._centres[np.clip(self._vocab_size - tokens - 1, 0, self._num_bins - 2)])

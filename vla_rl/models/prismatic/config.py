@@ -12,7 +12,7 @@ Rgb: TypeAlias = tuple[float, float, float]
 
 
 class PixelScaling(Config, frozen=True, kw_only=True):
-    """How pixels between 0 and 1 are scaled for the towers, DINOv2's first: (pixel - mean) / deviation, colour by colour."""
+    """Scaling of pixels in [0, 1] for the towers, DINOv2's first: (pixel - mean) / deviation, for each colour."""
 
     means: tuple[Rgb, Rgb]
     stds: tuple[Rgb, Rgb]
@@ -25,8 +25,9 @@ PUBLIC_PIXELS: Final = PixelScaling(
     means=((0.484375, 0.455078125, 0.40625), (0.5, 0.5, 0.5)),
     stds=((0.228515625, 0.2236328125, 0.224609375), (0.5, 0.5, 0.5)),
 )
-"""The public checkpoints' own. DINOv2's ImageNet constants were rounded to bfloat16 when the weights were converted, and all
-fine-tunes inherited the rounded values."""
+"""Scaling of the public checkpoints. DINOv2's ImageNet constants were rounded to bfloat16 when the weights were converted,
+and all fine-tunes inherited the rounded values.
+"""
 
 
 class VisionTowerConfig(Config, frozen=True, kw_only=True):
@@ -36,14 +37,14 @@ class VisionTowerConfig(Config, frozen=True, kw_only=True):
     """Architecture in timm, such as `vit_so400m_patch14_siglip_224`."""
 
     overrides: dict[str, int | float] = msgspec.field(default_factory=dict)
-    """Arguments of the timm architecture that differ, such as `{"depth": 3, "embed_dim": 64, "num_heads": 2}`."""
+    """Arguments that differ from the timm architecture's, such as `{"depth": 3, "embed_dim": 64, "num_heads": 2}`."""
 
 
 class LlmConfig(Config, frozen=True, kw_only=True):
     """The Llama trunk. The defaults are those of OpenVLA's 7B checkpoints."""
 
     hidden_size: int = 4096
-    """Width of a token."""
+    """Width of a token's embedding."""
 
     intermediate_size: int = 11008
     """Width inside the MLPs."""
@@ -61,10 +62,10 @@ class LlmConfig(Config, frozen=True, kw_only=True):
     """The embedding table has room for a padding token and is rounded up to a multiple of this."""
 
     rms_norm_eps: float = 1e-6
-    """Not Llama-2's 1e-5: the public checkpoints run with Llama's library default."""
+    """Not Llama-2's 1e-5: the public checkpoints use Llama's library default."""
 
     rope_inv_freq_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the rotary frequencies. RLinf's runs rounded them to bfloat16; only their numbers need that."""
+    """Precision of the rotary frequencies. RLinf's runs rounded them to bfloat16; set it only to reproduce their results."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -91,8 +92,9 @@ class LlmConfig(Config, frozen=True, kw_only=True):
 
 
 ConstantProprio: TypeAlias = Literal["zero", "ends"]
-"""A dimension that never changed in the training data. `zero`: it is 0. `ends`: -1 up to its value and 1 above it, as the
-evaluation of the public checkpoints has it, which adds 1e-8 to the range and divides."""
+"""Scaling of a dimension that is constant in the training data. `zero`: it becomes 0. `ends`: -1 up to its value and 1 above
+it, as in the evaluation of the public checkpoints, which adds 1e-8 to the range and divides.
+"""
 
 
 class ProprioConfig(Config, frozen=True, kw_only=True):
@@ -102,10 +104,10 @@ class ProprioConfig(Config, frozen=True, kw_only=True):
     """Observation key, float32 [D]."""
 
     low: tuple[float, ...]
-    """Value that becomes -1, dimension by dimension; smaller ones are clipped."""
+    """Value that becomes -1, for each dimension; smaller ones are clipped."""
 
     high: tuple[float, ...]
-    """Value that becomes 1; larger ones are clipped."""
+    """Value that becomes 1, for each dimension; larger ones are clipped."""
 
     constant: ConstantProprio = "zero"
     """Scaling of a dimension whose `low` and `high` are equal."""
@@ -120,29 +122,29 @@ class ProprioConfig(Config, frozen=True, kw_only=True):
 LIBERO_PROPRIO: Final = ProprioConfig(
     low=(-0.6, -0.6, -0.1, -3.6, -3.6, -3.6, -0.045, -0.045), high=(0.6, 0.6, 1.5, 3.6, 3.6, 3.6, 0.045, 0.045)
 )
-"""Hand position [m], its axis-angle [rad] and both finger positions [m], over all of LIBERO's scenes."""
+"""Hand position [m], its axis-angle [rad] and both finger positions [m]; the range covers all of LIBERO's scenes."""
 
 
 LoraTargets: TypeAlias = Literal["hidden", "all-linear"] | tuple[str, ...]
-"""Layers that have an adapter.
+"""Layers that get an adapter.
 
-    hidden       every linear layer of towers, projector and trunk, but not the output head
-    all-linear   as OpenVLA and OpenVLA-OFT are fine-tuned: the output head and the convolutions that cut patches, too
-    a tuple      the layers of these names: an adapter that was made elsewhere may stand on any
+hidden       every linear layer of towers, projector and trunk, except the output head
+all-linear   also the output head and the convolutions that cut patches, as OpenVLA and OpenVLA-OFT are fine-tuned
+a tuple      the layers of these names, for an adapter that was made elsewhere
 """
 
 
 class LoraConfig(Config, frozen=True, kw_only=True):
-    """Low-rank adapters. Rank and alpha are those that OpenVLA and OpenVLA-OFT were fine-tuned with."""
+    """Low-rank adapters. The default rank and alpha are those of OpenVLA's and OpenVLA-OFT's fine-tuning."""
 
     rank: int = 32
     """Inner width of an adapter."""
 
     alpha: int = 16
-    """The adapter's share is alpha / rank."""
+    """Scale of the adapter: its product is multiplied by alpha / rank."""
 
     targets: LoraTargets = "hidden"
-    """Layers that have an adapter: `hidden`, `all-linear`, or a tuple of names."""
+    """Layers that get an adapter: `hidden`, `all-linear`, or a tuple of names."""
 
     def __post_init__(self) -> None:
         self.require(self.rank >= 1, "rank", "at least 1")
@@ -154,14 +156,14 @@ class LoraConfig(Config, frozen=True, kw_only=True):
 
 
 AdapterUse: TypeAlias = Literal["merge", "train"]
-"""`merge`: the weights take up what an adapter adds. `train`: it stays an adapter, and training goes on with it."""
+"""`merge`: add the adapter to the weights. `train`: keep the adapter and continue training it."""
 
 Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
-"""`bounds_q99`: the 1st and 99th percentile (LIBERO, Bridge). `bounds`: least and greatest value (ALOHA)."""
+"""`bounds_q99`: the 1st and 99th percentile (LIBERO, Bridge). `bounds`: minimum and maximum (ALOHA)."""
 
 
 class PrismaticConfig(Config, frozen=True, kw_only=True):
-    """What a policy of either family is built from. The defaults are the public 7B checkpoints' shape."""
+    """Configuration of a policy of either family. The defaults are the public 7B checkpoints' shape."""
 
     featurizer: VisionTowerConfig = VisionTowerConfig(timm_id="vit_large_patch14_reg4_dinov2.lvd142m")
     """The DINOv2 tower."""
@@ -170,13 +172,13 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     """The SigLIP tower."""
 
     image_size: int = 224
-    """Side in pixels that both towers see; frames of another size are resized."""
+    """Side in pixels of the towers' input; frames of another size are resized."""
 
     images: ImagePipelineName = "exact"
-    """How frames become what the towers see; see `vla_rl.models.images`."""
+    """Image pipeline from frames to the towers' input; see `vla_rl.models.images`."""
 
     pixels: PixelScaling = PUBLIC_PIXELS
-    """How their pixels are scaled; a checkpoint's `preprocessor_config.json` says it."""
+    """Scaling of the pixels; read from a checkpoint's `preprocessor_config.json`."""
 
     cameras: tuple[str, ...] = ("image",)
     """Observation keys of the images, in the order of the sequence."""
@@ -184,22 +186,22 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     llm: LlmConfig = LlmConfig()
 
     tokenizer_file: str
-    """A `tokenizer.json` of the tokenizers library, beginning with BOS; checkpoints carry their own copy."""
+    """A `tokenizer.json` of the tokenizers library that begins each text with BOS; checkpoints carry their own copy."""
 
     num_bins: int = 256
-    """Action tokens: bins of every action dimension."""
+    """Number of action tokens: bins of each action dimension."""
 
     action_bounds: ActionBounds
-    """What the bins mean in the environment's units; also says how many action dimensions there are."""
+    """Range of the bins in the environment's units; its length is the number of action dimensions."""
 
     norm_key: str = "default"
     """Name of the action statistics in the public layout's `norm_stats`."""
 
     normalization: Normalization = "bounds_q99"
-    """Which of those statistics' numbers the bounds are."""
+    """Values of those statistics that are used as bounds."""
 
     lora: LoraConfig | None = None
-    """Adapters that are trained instead of the weights; none trains everything."""
+    """Adapters that are trained instead of the weights; none trains all weights."""
 
     def __post_init__(self) -> None:
         self.require(self.image_size >= 14, "image_size", "at least one patch of 14 pixels")
@@ -208,5 +210,5 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
 
     @property
     def action_dim(self) -> int:
-        """Numbers in one control step."""
+        """Dimensions of the action of one control step."""
         return self.action_bounds.action_dim

@@ -1,6 +1,6 @@
-"""Conventions by which systems that share OpenVLA's architecture differ.
+"""Conventions that differ between systems with OpenVLA's architecture.
 
-A checkpoint works only under the conventions of its training, and its files do not say which these are.
+A checkpoint works only with the conventions of its training, and its files do not name them.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,11 +17,11 @@ Dialect: TypeAlias = Literal[
 
 
 Vocabulary: TypeAlias = Literal["all", "actions"]
-"""Token ids over which OpenVLA normalises an action token's probability: every id, or those of the action bins alone."""
+"""Token ids over which OpenVLA normalises an action token's probability: all ids, or the ids of the action bins only."""
 
 
 class Conventions(NamedTuple):
-    """Settings that a dialect decides. A family without a stop token, or without a choice of vocabulary, ignores it."""
+    """Settings of a dialect. A family without a stop token, or without a choice of vocabulary, ignores that setting."""
 
     images: ImagePipelineName
     has_stop_token: bool
@@ -39,8 +39,10 @@ DIALECTS: Final[Mapping[Dialect, Conventions]] = {
     "rlinf_official": Conventions("bicubic_pillow", True, "bfloat16", "actions", 1e-8),
     "rlinf_robotwin": Conventions("crop", True, "bfloat16", "actions", 1e-8),
 }
-"""`openvla_oft` is the authors' evaluation in LIBERO. SimpleVLA-RL, siiRL and SRPO (`simplevla`) agree with it there; in
-RoboTwin they crop the simulator's frame and do nothing else to it, and so does RLinf, with its version `official`."""
+"""Conventions of each dialect. `openvla_oft` is the authors' evaluation in LIBERO. SimpleVLA-RL, siiRL and SRPO
+(`simplevla`) agree with it there; in RoboTwin they only crop the simulator's frame, and so does RLinf with its version
+`official`.
+"""
 
 
 def conventions_of(
@@ -49,13 +51,13 @@ def conventions_of(
     """Return the conventions that a checkpoint was saved with here, else those of a dialect, else OpenVLA's own.
 
     Args:
-        folder: of the checkpoint.
+        folder: the checkpoint.
         known: its own conventions, if it was saved here.
         asked: a dialect by name, if one is asked for.
-        without: fields that a policy of this family does not have, so that nothing can differ by them.
+        without: fields that a policy of this family does not have; they are not compared.
 
-    Raises: ConfigError for an unknown dialect; CheckpointError if the checkpoint was saved with other conventions than
-    those asked for.
+    Raises: ConfigError for an unknown dialect; CheckpointError if the checkpoint was saved with other conventions than those
+    asked for.
     """
     if asked is not None and asked not in DIALECTS:
         raise ConfigError(f"dialect is {asked!r}, expected one of {', '.join(DIALECTS)}")
@@ -65,7 +67,7 @@ def conventions_of(
     known = known._replace(**{field: getattr(wanted, field) for field in without})
     if asked is not None and known != wanted:
         raise CheckpointError(
-            f"{folder} acts by {known}, which is not the dialect {asked!r}: it was saved here, and knows. Leave the "
-            "dialect out."
+            f"{folder} was saved with {known}, which differs from the dialect {asked!r}; leave the dialect out, because "
+            "the checkpoint stores its own."
         )
     return known

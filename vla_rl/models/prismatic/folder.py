@@ -1,8 +1,8 @@
-"""A checkpoint in the public layout: found, read, and later written back with everything that was in it.
+"""A checkpoint folder in the public layout: found, read, and later saved with all of its files.
 
-It is one folder, or two if its weights are a base and an adapter that peft saved: then parts and small files beside the
-adapter come before the base's. Nothing of it is executed: Python files beside the weights are carried along as bytes and
-never imported. Nothing is written into it either; a policy that was trained is saved to a folder of its own.
+It is one folder, or two if its weights are a base and a peft adapter: then parts and small files beside the adapter take
+precedence over the base's. Python files beside the weights are copied as bytes and never imported. Nothing is written into
+the folder; a trained policy is saved to a new one.
 """
 
 import logging
@@ -36,14 +36,14 @@ COMPANION_BYTES: Final = 16 << 20
 _WEIGHTS: Final = (".safetensors", ".pt", ".bin", ".pth")
 
 _SNAPSHOT = re.compile(r".*/models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?")
-"""Path under which the hub's client keeps a repository. OpenVLA-OFT's training notes such a path as an adapter's base."""
+"""Path under which the hub's client stores a repository. OpenVLA-OFT's training notes such a path as an adapter's base."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class PublicFolder:
-    """A checkpoint on disk, read but for its weights."""
+    """A checkpoint on disk, read except for its weights."""
 
     path: Path
     """Folder of the main weights."""
@@ -54,13 +54,13 @@ class PublicFolder:
     """Action statistics by key."""
 
     pixels: PixelScaling
-    """How its own processor scales pixels."""
+    """Pixel scaling of the checkpoint's own processor."""
 
     files: Mapping[str, bytes]
-    """Every small file beside the weights, as it was; `config.json` and the tokenizer among them."""
+    """Every small file beside the weights, unchanged; includes `config.json` and the tokenizer."""
 
     index: bytes | None
-    """Which shard holds which tensor; None if the weights are one file."""
+    """The index of shards as bytes; None if the weights are one file."""
 
     adapter: PeftAdapter | None = None
     """An adapter that belongs on the main weights."""
@@ -70,30 +70,30 @@ class PublicFolder:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """Folders of parts and small files; what an earlier one has comes before what a later one has."""
+        """Folders of parts and small files; an earlier one takes precedence."""
         return (self.path,) if self.beside_adapter is None else (self.beside_adapter, self.path)
 
     @property
     def tokenizer_file(self) -> Path:
-        """The tokenizer, which prompts are made with."""
+        """The tokenizer's file."""
         return _first_with(TOKENIZER_FILE, self.folders) / TOKENIZER_FILE
 
     @property
     def all_files(self) -> tuple[Path, ...]:
-        """Every file, the adapter's included."""
+        """Every file, including the adapter's."""
         places = dict.fromkeys((*self.folders, *([self.adapter.path] if self.adapter else [])))
         return tuple(file for place in places for file in sorted(place.iterdir()) if file.is_file())
 
 
 def open_folder(checkpoint: Path | str | PublicFolder, adapter: Path | str | None = None) -> PublicFolder:
-    """Read a checkpoint, but for its weights; one that is read already stays as it is.
+    """Read a checkpoint except for its weights; one that is already read is returned unchanged.
 
     Args:
-        checkpoint: a folder, or a repository of the Hugging Face hub by its id. One without weights of its own but with an
-            adapter is read on the base that the adapter names.
-        adapter: folder or hub id of an adapter that was trained on `checkpoint`, and of the parts that go with it.
+        checkpoint: a folder, or a Hugging Face hub id. One that has an adapter but no weights is read with the base that the
+            adapter names.
+        adapter: folder or hub id of an adapter that was trained on `checkpoint`, with the parts beside it.
 
-    Raises: CheckpointError if it is neither, or is not a checkpoint of OpenVLA's architecture.
+    Raises: CheckpointError if it is neither a folder nor a hub id, or is not a checkpoint of OpenVLA's architecture.
     """
     if isinstance(checkpoint, PublicFolder):
         if adapter is not None and checkpoint.adapter is None:
@@ -104,7 +104,7 @@ def open_folder(checkpoint: Path | str | PublicFolder, adapter: Path | str | Non
         return _read_adapted(path, _located(adapter, without=(MAIN_WEIGHTS,)))
     if holds_weights(path):
         if (path / LORA_FOLDER / ADAPTER_CONFIG).is_file():
-            _log.info("%s is taken as its weights are; OpenVLA-OFT merges %s into them", path, LORA_FOLDER)
+            _log.info("%s is loaded with its weights as they are; OpenVLA-OFT merges %s into them", path, LORA_FOLDER)
         return _read(path, None, None)
     path = _located(checkpoint)
     found = find_adapter(path)
@@ -112,7 +112,7 @@ def open_folder(checkpoint: Path | str | PublicFolder, adapter: Path | str | Non
 
 
 def _read_adapted(base: Path, folder: Path) -> PublicFolder:
-    """A base with the adapter in `folder`, and the parts and small files around it."""
+    """Combine a base with the adapter in `folder`, and with the parts and small files around it."""
     adapter = find_adapter(folder)
     if adapter is None:
         raise CheckpointError(f"{folder} has no adapter; expected {ADAPTER_CONFIG} in it, or in its {LORA_FOLDER}.")
@@ -135,7 +135,7 @@ def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> Publi
         raise CheckpointError(f"{path} has no {TOKENIZER_FILE}; expected one beside {CONFIG_FILE}.")
     extension = read_extension(_first_with(EXTENSION_FILE, folders))
     if adapter is not None and extension.lora is not None:
-        raise CheckpointError(f"{path} has adapters of its own, saved here; merge them before it takes another one.")
+        raise CheckpointError(f"{path} was saved here with adapters of its own; merge them before adding another one.")
     index = (path / INDEX_FILE).read_bytes() if (path / INDEX_FILE).is_file() else None
     return PublicFolder(
         path=path,
@@ -169,7 +169,7 @@ def _first_with(name: str, folders: Sequence[Path]) -> Path:
 
 
 def _base_of(adapter: PeftAdapter) -> Path:
-    """The checkpoint that an adapter was trained on. Raises: CheckpointError if it is not to be had."""
+    """Return the checkpoint that an adapter was trained on. Raises: CheckpointError if it cannot be found or fetched."""
     base = adapter.base or ""
     snapshot = _SNAPSHOT.fullmatch(base)
     wanted = f"{snapshot[1]}/{snapshot[2]}" if snapshot is not None and not Path(base).is_dir() else base
@@ -177,8 +177,8 @@ def _base_of(adapter: PeftAdapter) -> Path:
         return _located(wanted, without=(f"{LORA_FOLDER}/*",))
     except CheckpointError as error:
         raise CheckpointError(
-            f"{adapter.path} is an adapter that was trained on {base!r}, which is not to be had here; load the checkpoint "
-            "that it belongs on, and name the adapter beside it (adapter, --adapter)."
+            f"{adapter.path} is an adapter that was trained on {base!r}, which cannot be found here; load the checkpoint "
+            "that it was trained on, and name the adapter beside it (adapter, --adapter)."
         ) from error
 
 

@@ -1,10 +1,10 @@
 """The trunk's last layer, computed only where its output is read.
 
-    every layer but the last   all positions: the next one needs keys and values of each
-    the last                   keys and values of all positions; queries, attention, output and MLP of those that are read
+    all layers before it       all positions: the next one needs keys and values of each
+    the last layer             keys and values of all positions; queries, attention, output and MLP of those that are read
 
-An action is read at a few positions behind hundreds of patches. The numbers are those of the whole layer, as no position
-needs another's output of the same layer.
+An action is read at a few positions after hundreds of patches. The results equal those of the whole layer, because no
+position needs another's output of the same layer.
 """
 
 from typing import Any
@@ -18,10 +18,12 @@ from vla_rl.models.prismatic.sequence import rows_at
 
 
 class LastLayer(LlamaDecoderLayer):
-    """A decoder layer that takes `read` int64 [B, T], positions by row, and then gives [B, T, D]; without, all of them."""
+    """A decoder layer that takes `read` int64 [B, T], positions by row, and then returns [B, T, D]; without it, all
+    positions.
+    """
 
     def forward(self, hidden_states: Tensor, *, read: Tensor | None = None, **given: Any) -> Tensor:  # type: ignore[override]
-        """Args: hidden_states [B, L, D], and by keyword what every decoder layer is given."""
+        """Run the layer. Args: hidden_states [B, L, D], and the keyword arguments of every decoder layer."""
         if read is None:
             whole: Tensor = super().forward(hidden_states, **given)
             return whole
@@ -44,7 +46,7 @@ class LastLayer(LlamaDecoderLayer):
         cos, sin = (table.expand(len(seen), -1, -1) for table in (cos, sin))
         queries, _ = apply_rotary_pos_emb(queries, queries, rows_at(cos, read), rows_at(sin, read))
         keys, _ = apply_rotary_pos_emb(keys, keys, cos, sin)
-        if mask is None:  # causal, and nothing is padding
+        if mask is None:  # causal, without padding
             mask = torch.arange(seen.shape[1], device=read.device) <= read[:, None, :, None]
         else:
             mask = mask.gather(2, read[:, None, :, None].expand(-1, -1, -1, mask.shape[3]))
@@ -56,7 +58,7 @@ class LastLayer(LlamaDecoderLayer):
 
 
 def make_last_layer_selective(trunk: LlamaForCausalLM) -> None:
-    """Let the last layer of `trunk` take `read`; its parameters stay what and where they are."""
+    """Let the last layer of `trunk` take `read`; its parameters keep their names and places."""
     layers = trunk.model.layers
     with torch.device("meta"):
         last = LastLayer(trunk.config, len(layers) - 1)

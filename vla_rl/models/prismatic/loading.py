@@ -1,4 +1,4 @@
-"""Weights of a checkpoint into a network, with what an adapter adds: merged into the weights, or kept to be trained."""
+"""Load a checkpoint's weights into a network; its adapter is merged into the weights, or kept for training."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -22,21 +22,21 @@ ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)
 def with_adapter(
     config: ConfigT, folder: PublicFolder, use: AdapterUse, build: Callable[[ConfigT], nn.Module]
 ) -> ConfigT:
-    """The configuration of a policy that keeps its checkpoint's adapter if it is to be trained; else as it is.
+    """Return the configuration with the checkpoint's adapter if it is to be trained; else unchanged.
 
     Args:
-        config: of the checkpoint, without its adapter.
-        folder: of the checkpoint.
-        use: what happens to the adapter.
-        build: makes a network of the configuration.
+        config: the checkpoint's configuration, without its adapter.
+        folder: the checkpoint.
+        use: whether the adapter is merged or trained.
+        build: builds a network from the configuration.
 
-    Raises: CheckpointError if there is none to be trained.
+    Raises: CheckpointError if there is no adapter to train.
     """
     if use == "merge" or config.lora is not None:
         return config
     if folder.adapter is None:
         raise CheckpointError(
-            f"{folder.path} has no adapter to train (adapter_use 'train'); name one (adapter), or begin new ones "
+            f"{folder.path} has no adapter to train (adapter_use 'train'); name one (adapter), or add new ones "
             "(lora_rank, or `adapted`)."
         )
     with torch.device("meta"):
@@ -59,13 +59,13 @@ def load_folder(
     """Fill a network that was built on the meta device.
 
     Args:
-        network: with adapters, if the checkpoint's are to be kept.
-        folder: of the checkpoint.
+        network: the network, with adapters if the checkpoint's are to be kept.
+        folder: the checkpoint.
         beside: tensors of its parts, by public name.
-        missing: beginnings of names that the checkpoint does not have; they stay as they are.
-        without: beginnings of names of the adapter's layers that a part holds merged in already.
-        dtype: of the parameters; None takes the files'.
-        device: where the parameters go.
+        missing: prefixes of names that the checkpoint does not have; those tensors are left unchanged.
+        without: prefixes of the adapter's layers that a part already holds merged.
+        dtype: data type of the parameters; None keeps the files'.
+        device: device of the parameters.
 
     Raises: CheckpointError.
     """

@@ -2,8 +2,8 @@
 
     W' = W + alpha / rank * B A         A: gaussian, B: zero, so that nothing changes at first
 
-`LoraConfig.targets` says which layers have an adapter. Heads and proprio projectors beside the trunk are trained whole;
-everything else is frozen.
+`LoraConfig.targets` selects the layers that get an adapter. Heads and proprio projectors beside the trunk are trained in
+full; all else is frozen.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,12 +20,12 @@ ADAPTER: Final = "default"
 OUTPUT_HEAD: Final = "language_model.lm_head"
 
 TRAINED_WHOLE: Final = ("action_head.", "proprio_projector.", "noisy_action_projector.", "film.")
-"""Modules that are new in a fine-tuning and have no weights to stay near to."""
+"""Modules that are trained in full: fine-tuning adds them, so they have no pretrained weights to stay near."""
 
 
 def add_adapters(network: nn.Module, config: LoraConfig) -> None:
-    """Put adapters into `network`, freeze what they stand on, and leave the modules beside the trunk trainable."""
-    from peft import LoraConfig as PeftLoraConfig  # takes seconds to import: only where there are adapters
+    """Add adapters to `network`, freeze their layers, and leave the modules beside the trunk trainable."""
+    from peft import LoraConfig as PeftLoraConfig  # takes seconds to import, so only if there are adapters
     from peft import inject_adapter_in_model
 
     peft_config = PeftLoraConfig(
@@ -40,13 +40,13 @@ def add_adapters(network: nn.Module, config: LoraConfig) -> None:
 
 
 def freeze_all_but_adapters(network: nn.Module) -> None:
-    """Let adapters and the modules beside the trunk be trained, and nothing else."""
+    """Make adapters and the modules beside the trunk trainable, and freeze all else."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(".lora_" in name or name.startswith(TRAINED_WHOLE))
 
 
 def adapted_layers(network: nn.Module, targets: LoraTargets) -> list[str]:
-    """Names of the layers of a network without adapters that `targets` means.
+    """Return the names of the layers that `targets` selects in a network without adapters.
 
     Raises: ConfigError if it lists a layer that the network does not have.
     """
@@ -55,7 +55,7 @@ def adapted_layers(network: nn.Module, targets: LoraTargets) -> list[str]:
         missing = sorted(set(targets) - layers.keys())
         if missing:
             raise ConfigError(
-                f"lora.targets names {missing[0]}, which is no linear layer or convolution of this policy"
+                f"lora.targets names {missing[0]}, which is not a linear layer or convolution of this policy"
             )
         return list(targets)
     old = {name: module for name, module in layers.items() if not name.startswith(TRAINED_WHOLE)}
@@ -65,7 +65,7 @@ def adapted_layers(network: nn.Module, targets: LoraTargets) -> list[str]:
 
 
 def targets_of(network: nn.Module, layers: Collection[str]) -> LoraTargets:
-    """Describe a set of layers of a network without adapters, by a set's name if it has one."""
+    """Describe a set of layers of a network without adapters, by a named set if one matches."""
     if set(layers) == set(adapted_layers(network, "hidden")):
         return "hidden"
     if set(layers) == set(adapted_layers(network, "all-linear")):
@@ -77,12 +77,12 @@ NetworkT = TypeVar("NetworkT", bound=nn.Module)
 
 
 def with_weights(build: Callable[[], NetworkT], tensors: Mapping[str, Tensor], seed: int) -> NetworkT:
-    """A network like another one but for its adapters, with copies of the weights that both have.
+    """Build a network that differs from another one in its adapters only, with copies of the weights that both have.
 
     Args:
-        build: makes it.
-        tensors: the other one's state; its names have no adapters where the new one's have, or the other way round.
-        seed: of the new adapters.
+        build: builds the new network.
+        tensors: the other network's state, with adapters on other layers than the new one, or on none.
+        seed: seed of the new adapters.
     """
     first = next(iter(tensors.values()))
     with torch.random.fork_rng():
@@ -100,10 +100,10 @@ class Adapter(NamedTuple):
     """A product that is added to one layer's weight: scale * up @ down."""
 
     down: Tensor
-    """[rank, in], or [rank, in, height, width] of a convolution."""
+    """[rank, in]; for a convolution [rank, in, height, width]."""
 
     up: Tensor
-    """[out, rank], or [out, rank, 1, 1]."""
+    """[out, rank]; for a convolution [out, rank, 1, 1]."""
 
     scale: float
 
@@ -113,14 +113,14 @@ class Adapter(NamedTuple):
         return [self.up.shape[0], *self.down.shape[1:]]
 
     def merged(self, weight: Tensor) -> Tensor:
-        """The weight with the adapter in it: added in float32, rounded to the weight's dtype."""
+        """Return the weight plus the adapter: added in float32, rounded to the weight's dtype."""
         with torch.no_grad():
             down, up = (half.to(weight.device, torch.float32).flatten(1) for half in (self.down, self.up))
             return (weight.float() + (self.scale * (up @ down)).view_as(weight)).to(weight.dtype)
 
 
 def adapter_of(layer: nn.Module) -> Adapter | None:
-    """The adapter that stands on a layer, if any."""
+    """Return a layer's adapter, if any."""
     wrapped: Any = layer
     if not hasattr(wrapped, "lora_A"):
         return None
@@ -128,7 +128,7 @@ def adapter_of(layer: nn.Module) -> Adapter | None:
 
 
 def merged_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """The state of the same network without adapters: float32 products added, then cast back to the weight's dtype."""
+    """Return the state of the same network without adapters: added in float32, then cast to the weight's dtype."""
     merged: dict[str, Tensor] = {}
     layers = dict(network.named_modules())
     for name, tensor in network.state_dict().items():

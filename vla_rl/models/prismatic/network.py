@@ -1,4 +1,4 @@
-"""What every Prismatic network is built of: fused vision towers, their projector, and a Llama."""
+"""Base of every Prismatic network: fused vision towers, their projector, and a Llama."""
 
 from collections.abc import Iterable
 
@@ -11,11 +11,11 @@ from vla_rl.models.prismatic.vision import FusedVisionBackbone, Projector, build
 
 
 class PrismaticNetwork(nn.Module):
-    """The parts under the names that the public checkpoints give them; families say how they are put together.
+    """The parts under the public checkpoints' names; each family defines how they are combined.
 
     Args:
-        config: of towers and trunk.
-        is_causal: whether the trunk looks back only.
+        config: configuration of towers and trunk.
+        is_causal: whether the trunk's attention is causal.
     """
 
     def __init__(self, config: PrismaticConfig, *, is_causal: bool) -> None:
@@ -31,7 +31,9 @@ class PrismaticNetwork(nn.Module):
         self.language_model = build_trunk(config.llm, is_causal=is_causal)
 
     def head_logits(self, hidden: Tensor, ids: slice) -> Tensor:
-        """Logits of the token ids in `ids` for the trunk's output [..., D]; no other row of the head is computed."""
+        """Return the logits of the token ids in `ids` for the trunk's output [..., D]; other rows of the head are not
+        computed.
+        """
         head = self.language_model.lm_head
         logits: Tensor = hidden @ head.weight[ids].T
         adapter = adapter_of(head)
@@ -40,6 +42,6 @@ class PrismaticNetwork(nn.Module):
         return logits
 
     def block_stacks(self) -> tuple[Iterable[nn.Module], ...]:
-        """The blocks of both towers and of the trunk, each stack from its first to its last."""
+        """Return the blocks of both towers and of the trunk, each stack from its first to its last."""
         towers = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
         return (*(tower.blocks for tower in towers), self.language_model.model.layers)

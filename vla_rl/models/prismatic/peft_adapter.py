@@ -1,10 +1,10 @@
-"""Adapters as peft saves them, read without running anything of them.
+"""Adapters that peft saved, read without executing any of their code.
 
     adapter_config.json           rank, alpha, and the checkpoint that the adapter was trained on
     adapter_model.safetensors     base_model.model.<layer>.lora_A.weight and lora_B.weight; if the output head is adapted,
     (or adapter_model.bin)        a copy of its own weight, too
 
-They stand in a folder of their own, or in `lora_adapter/` of a folder that OpenVLA-OFT's training wrote.
+They are stored in a separate folder, or in `lora_adapter/` of a folder that OpenVLA-OFT's training wrote.
 """
 
 import re
@@ -26,7 +26,7 @@ ADAPTER_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 LORA_FOLDER: Final = "lora_adapter"
 
 PREFIX: Final = "base_model.model."
-"""Beginning of every name in peft's files; the rest is the name in the model that it wrapped."""
+"""Prefix of all names in peft's files; the rest is the name in the model that it wrapped."""
 
 OTHER_KINDS: Final = (
     "alpha_pattern", "fan_in_fan_out", "layer_replication", "lora_bias", "modules_to_save", "rank_pattern",
@@ -38,7 +38,7 @@ _ADAPTER = re.compile(r"(.+)\.lora_([AB])(?:\.([^.]+))?\.weight")
 
 
 class _PeftConfig(msgspec.Struct, kw_only=True):
-    """The fields of `adapter_config.json` that decide something."""
+    """Fields of `adapter_config.json` that are read."""
 
     peft_type: str
     r: int
@@ -49,10 +49,10 @@ class _PeftConfig(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """An adapter on disk, read but for its tensors."""
+    """An adapter on disk, read except for its tensors."""
 
     path: Path
-    """Folder of its configuration and its tensors."""
+    """Folder of its configuration and tensors."""
 
     rank: int
     alpha: int
@@ -69,7 +69,7 @@ class PeftAdapter:
         raise CheckpointError(f"{self.path} has {ADAPTER_CONFIG}, but no {' or '.join(ADAPTER_FILES)} beside it.")
 
     def tensors(self) -> "AdapterTensors":
-        """Read the tensors. Raises: CheckpointError for a damaged file, and for one that holds no plain adapter."""
+        """Read the tensors. Raises: CheckpointError if the file is damaged, or does not hold a plain adapter."""
         verify_download(self.file)
         found = load_part(self.file) if self.file.suffix == ".bin" else read_tensors(self.file)
         strange = next((name for name in sorted(found) if not name.startswith(PREFIX)), None)
@@ -88,14 +88,14 @@ class AdapterTensors:
     """Tensors of an adapter's file."""
 
     layers: Mapping[str, Adapter]
-    """Adapters by the public name of the layer that they stand on."""
+    """Adapters by the public name of their layer."""
 
     whole: Mapping[str, Tensor]
-    """Weights that were saved beside them, by public name. They come before the checkpoint's, as peft has it."""
+    """Weights that were saved beside them, by public name. They replace the checkpoint's, as in peft."""
 
 
 def find_adapter(folder: Path) -> PeftAdapter | None:
-    """The adapter in `folder` or in its `lora_adapter/`, if any. Raises: CheckpointError for one of another kind."""
+    """Return the adapter in `folder` or in its `lora_adapter/`, if any. Raises: CheckpointError if it is of another kind."""
     for path in (folder / ADAPTER_CONFIG, folder / LORA_FOLDER / ADAPTER_CONFIG):
         if path.is_file():
             return _read(path)
@@ -118,14 +118,14 @@ def _read(path: Path) -> PeftAdapter:
 
 
 def adapters_in(tensors: Mapping[str, Tensor], path: Path, scale_of: Callable[[int], float]) -> dict[str, Adapter]:
-    """Adapters by the layer that they stand on.
+    """Return adapters by the name of their layer.
 
     Args:
-        tensors: of one file, adapters or not.
-        path: of that file, for errors.
-        scale_of: the adapter's share, given its rank.
+        tensors: all tensors of one file.
+        path: that file, for errors.
+        scale_of: returns the adapter's scale for its rank.
 
-    Raises: CheckpointError for adapters of another kind, of several names, or of which a half is missing.
+    Raises: CheckpointError for adapters of another kind, with several names, or with a missing half.
     """
     halves: dict[str, dict[str, Tensor]] = {}
     kinds: set[str | None] = set()

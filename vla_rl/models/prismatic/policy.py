@@ -1,11 +1,11 @@
-"""What a policy on a Prismatic network is, whichever way it speaks: weights, processor, copies, adapters, checkpoints.
+"""Base class of the policies on a Prismatic network: weights, processor, copies, adapters, checkpoints.
 
     PrismaticPolicy ─┬─ OpenVla                    one action token after the other
                      └─ OftPolicy ─┬─ OpenVlaOft             a chunk of tokens in one pass
                                    └─ ContinuousOpenVlaOft   a chunk of numbers
 
-A family adds how it acts and is scored (`sample`, `log_probs`), what its tokens mean (`encode`, `decode`), and what its
-checkpoint says of itself (`checkpoint_files`).
+A family adds sampling and scoring (`sample`, `log_probs`), the meaning of its tokens (`encode`, `decode`), and its
+checkpoint's own files (`checkpoint_files`).
 """
 
 import abc
@@ -38,17 +38,17 @@ ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)
 NetworkT = TypeVar("NetworkT", bound=PrismaticNetwork)
 
 PROMPT_WIDTH: Final = 16
-"""Widths of prompts that are replayed are multiples of this."""
+"""Prompts of replayed calls are padded to a multiple of this width."""
 
 
 class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     """A `PolicyModel` on two vision towers, a projector and a Llama.
 
     Args:
-        config: of the network and of what it sees and says.
-        network: built from `config`; put into evaluation mode, as there is no dropout here.
-        tokenizer: makes ids of prompts.
-        origin: the folder it was read from, whose other small files are saved with it; None for random weights.
+        config: configuration of the network, its inputs and its outputs.
+        network: built from `config`; it is put into evaluation mode, because it has no dropout.
+        tokenizer: converts prompts to ids.
+        origin: folder that it was read from, whose other small files are saved with it; None for random weights.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
 
     @classmethod
     def create(cls, config: ConfigT, seed: int) -> Self:
-        """Random weights from `seed`; the global random state stays as it was."""
+        """Create a policy with random weights from `seed`; the global random state is left unchanged."""
         tokenizer = read_tokenizer(config)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -73,7 +73,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     @staticmethod
     @abc.abstractmethod
     def build_network(config: ConfigT) -> NetworkT:
-        """A network with new weights, from the global random state."""
+        """Build a network with new weights, from the global random state."""
 
     def save(self, folder: Path | str) -> None:
         """Write the public layout to a new folder, all of it or nothing. Raises: CheckpointError."""
@@ -82,34 +82,34 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         write_weights(Path(folder), tensors, self.checkpoint_files(), index, parts)
 
     def copy(self) -> Self:
-        """The same policy with weights of its own."""
+        """Return the same policy with its own copy of the weights."""
         copied = type(self)(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
         if self._record is not None:
             copied.replay_acting(True, self._record)
         return copied
 
     def adapted(self, lora: LoraConfig, seed: int) -> Self:
-        """The same policy, whose adapters are trained in place of its weights; it acts as before at first.
+        """Return the same policy with new adapters, which are trained instead of its weights; at first it acts as before.
 
-        Adapters that it has already are merged into the weights.
+        Existing adapters are merged into the weights.
         """
         return self._rebuilt(lora, merged_tensors(self._network), seed)
 
     def merged(self) -> Self:
-        """The same policy with its adapters merged into the weights, to be saved for whoever knows no adapters."""
+        """Return the same policy with its adapters merged into the weights, for software that cannot load adapters."""
         return self._rebuilt(None, merged_tensors(self._network), seed=0)
 
     def recompute_activations(self) -> None:
-        """From now on a backward pass computes again what blocks of towers and trunk computed, in place of keeping it."""
+        """Recompute the activations of towers and trunk in each later backward pass instead of storing them."""
         recompute_in_backward(*self._network.block_stacks())
 
     def replay_acting(self, is_wanted: bool, record: Record | None = None) -> None:
-        """Whether acting without a gradient is recorded and replayed from now on; if not, recordings are given up.
+        """Start or stop recording and replaying calls that act without a gradient; stopping discards the recordings.
 
-        For a network on a GPU. There is one recording for each number of rows and width of prompts, both filled up.
+        For a network on a GPU. There is one recording for each number of rows and width of prompts, both padded.
 
         Args:
-            is_wanted: whether.
+            is_wanted: whether to record and replay.
             record: makes a recording; None for CUDA graphs.
         """
         self._record = (record or CudaRecorder()) if is_wanted else None
@@ -117,12 +117,12 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
 
     @property
     def network(self) -> NetworkT:
-        """The parameters."""
+        """The network, which holds the parameters."""
         return self._network
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Makes ids of prompts."""
+        """The tokenizer, which converts prompts to ids."""
         return self._tokenizer
 
     @property
@@ -131,31 +131,31 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         return self.config.llm.hidden_size
 
     def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
-        """One row for each observation, on the network's device."""
+        """Prepare one row for each observation, on the network's device."""
         return self._processor.prepare(observations, self._device)
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Parameters under their public names; views, not copies."""
+        """Return parameters under their public names; views, not copies."""
         return {public_name(name): tensor for name, tensor in self._network.state_dict().items()}
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors with public names into the network; every name and shape has to fit."""
+        """Copy tensors with public names into the network; every name and shape has to match."""
         check_names(self.checkpoint_tensors(), tensors)
         self._network.load_state_dict({inner_name(name): tensor for name, tensor in tensors.items()})
 
     def _files_of(
         self, tensors: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
-        """Which tensors are the main weights, and which stand in files of their own, by file name, when it is saved."""
+        """Split tensors for saving: the main weights, and those in separate files, by file name."""
         return tensors, {}
 
     @property
     def _proprio(self) -> ProprioConfig | None:
-        """The numbers that the policy reads beside the pictures, where it does."""
+        """The scaling of proprioception; None if the policy does not use it."""
         return None
 
     def _acting(self, compute: Compute, batch: PrismaticBatch, *columns: Tensor) -> Tensors:
-        """`compute(batch, *columns)`, a method of this policy, or what replaying it gives where that was asked for.
+        """Return `compute(batch, *columns)`, a method of this policy, replayed from a recording if that is switched on.
 
         Columns are tensors [B, ...], and so are the results.
         """

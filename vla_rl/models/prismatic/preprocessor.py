@@ -1,7 +1,7 @@
-"""`preprocessor_config.json` of a checkpoint: how its own processor makes numbers of a picture.
+"""`preprocessor_config.json` of a checkpoint: how its own processor converts a picture to numbers.
 
-Its colour means and deviations are used. Size, interpolation and crop are held against those of the image pipelines here;
-a checkpoint that needs others would see pictures that it was not trained on, and is refused.
+Its colour means and deviations are used. Size, interpolation and crop are compared with the image pipelines here; a
+checkpoint with other values is rejected, because it would see pictures that it was not trained on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,10 +24,10 @@ def read_pixel_scaling(folders: Sequence[Path], image_size: int) -> PixelScaling
     """Read the colour constants of both towers from the first folder that has the file; without one, the public ones.
 
     Args:
-        folders: of the checkpoint.
+        folders: the checkpoint's folders.
         image_size: side in pixels that its `config.json` names.
 
-    Raises: CheckpointError naming the field that differs from what is done here, with both values.
+    Raises: CheckpointError naming the field that differs from the pipelines here, with both values.
     """
     path = next((path for folder in folders if (path := folder / PREPROCESSOR_FILE).is_file()), None)
     if path is None:
@@ -50,7 +50,7 @@ def _require_known(fields: dict[str, Any], size: int, path: Path) -> None:
 
 
 def _compared(fields: dict[str, Any], size: int) -> Iterable[tuple[str, Any, tuple[Any, ...]]]:
-    """(name, value, values that are known here) of every field that the file has."""
+    """Return (name, value, supported values) of each field that the file has."""
     square, towers = [size, size], range(NUM_TOWERS)
     whole: dict[str, tuple[Any, ...]] = {
         "use_fused_vision_backbone": (True,),
@@ -81,7 +81,7 @@ def _compared(fields: dict[str, Any], size: int) -> Iterable[tuple[str, Any, tup
 
 
 def _pixel_scaling(fields: dict[str, Any]) -> PixelScaling:
-    """The constants that the checkpoint's own processor applies: those of `tvf_normalize_params`, if it has any."""
+    """Return the constants that the checkpoint's own processor applies: those of `tvf_normalize_params`, if it has any."""
     if "tvf_normalize_params" in fields:
         means, stds = ([tower[kind] for tower in fields["tvf_normalize_params"]] for kind in ("mean", "std"))
     elif "means" in fields and "stds" in fields:

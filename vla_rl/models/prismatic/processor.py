@@ -1,7 +1,7 @@
-"""From observations to what a network takes: frames as the towers want them, text as ids, proprio scaled.
+"""Conversion of observations to a network's input: frames for the towers, text as ids, scaled proprioception.
 
-Runs off the event loop and off the device lane. Frames are processed where the network is (on a GPU if there is one) and
-stay uint8 (`FusedVisionBackbone` makes them numbers), so that what is kept, queued and copied is four times smaller.
+Runs off the event loop and off the device lane. Frames are processed on the network's device and stay uint8
+(`FusedVisionBackbone` converts them to floats), so that stored, queued and copied batches are four times smaller.
 """
 
 import logging
@@ -21,7 +21,7 @@ from vla_rl.types import Observation
 _log = logging.getLogger(__name__)
 
 PROMPT_CACHE_SIZE = 1024
-"""Instructions whose token ids are kept; a run has a few hundred at most."""
+"""Number of instructions whose token ids are cached; a run has a few hundred at most."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class PrismaticBatch:
     Attributes:
         images: uint8 [B, cameras, 3, S, S].
         prompts: int64 [B, P], right-padded; every row begins with BOS.
-        prompt_lengths: int64 [B], ids of each row that are not padding.
-        proprio: float32 [B, D] in [-1, 1], or None where the policy has none.
+        prompt_lengths: int64 [B], number of ids in each row that are not padding.
+        proprio: float32 [B, D] in [-1, 1], or None if the policy does not use it.
     """
 
     images: Tensor
@@ -41,7 +41,7 @@ class PrismaticBatch:
     proprio: Tensor | None = None
 
     def to(self, device: torch.device) -> "PrismaticBatch":
-        """The same batch on `device`."""
+        """Return the same batch on `device`."""
         return PrismaticBatch(
             images=self.images.to(device),
             prompts=self.prompts.to(device),
@@ -51,18 +51,18 @@ class PrismaticBatch:
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
-        """Its tensors, [B, ...] each; `PrismaticBatch(*columns)` is the same batch."""
+        """Return its tensors, [B, ...] each; `PrismaticBatch(*columns)` is the same batch."""
         proprio = () if self.proprio is None else (self.proprio,)
         return self.images, self.prompts, self.prompt_lengths, *proprio
 
     def widened(self, multiple: int, pad_id: int) -> "PrismaticBatch":
-        """The same rows with prompts padded to a multiple of some width, so that few widths exist."""
+        """Return the same rows with prompts padded to a multiple of a width, so that few widths occur."""
         prompts = nn.functional.pad(self.prompts, (0, -self.prompts.shape[1] % multiple), value=pad_id)
         return replace(self, prompts=prompts)
 
 
 def prompt_of(instruction: str) -> str:
-    """OpenVLA's question. The space at its end is the token that the first action is read from."""
+    """Return OpenVLA's question. The space at its end is the token that the first action is read from."""
     return f"In: What action should the robot take to {instruction.lower()}?\nOut: "
 
 
@@ -70,10 +70,10 @@ class PrismaticProcessor:
     """Turns observations into batches. Immutable, so any thread may use it.
 
     Args:
-        config: of the policy.
-        tokenizer: of the policy.
-        proprio: how proprioception is scaled; None for policies that do not use it.
-        pipeline: what happens to frames where it is not the policy's own, such as augmentation.
+        config: the policy's configuration.
+        tokenizer: the policy's tokenizer.
+        proprio: scaling of proprioception; None for policies that do not use it.
+        pipeline: image pipeline that replaces the policy's own, such as one with augmentation.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class PrismaticProcessor:
             self._proprio_range = np.array(proprio.high) - self._proprio_low
 
     def prepare(self, observations: Sequence[Observation], device: torch.device) -> PrismaticBatch:
-        """One row for each observation, on `device`.
+        """Prepare one row for each observation, on `device`.
 
-        Raises: ValueError naming the key where a frame or state has another shape or dtype than expected.
+        Raises: ValueError naming the key if a frame or state has an unexpected shape or dtype.
         """
         prompts = [self._prompt_ids(_instruction(observation)) for observation in observations]
         lengths = [len(ids) for ids in prompts]
@@ -115,7 +115,7 @@ class PrismaticProcessor:
         return torch.stack(cameras, dim=1)
 
     def _camera(self, observations: Sequence[Observation], key: str, device: torch.device) -> Tensor:
-        """uint8 [B, 3, S, S]; frames of one size are processed together."""
+        """Return uint8 [B, 3, S, S]; frames of one size are processed together."""
         frames = [_frame(observation, key) for observation in observations]
         if len({frame.shape for frame in frames}) > 1:
             return torch.cat([self._process(frame[None], device) for frame in frames])
@@ -140,10 +140,10 @@ class PrismaticProcessor:
 
 @cache
 def _say_enlarged(height: int, width: int, wanted: int) -> None:
-    """Once for each size."""
+    """Warn about enlarged frames, once for each size."""
     _log.warning(
-        "frames of %d x %d pixels are enlarged to %d x %d: the policy sees blurred pictures; render larger ones if it was "
-        "not taught with these.",
+        "frames of %d x %d pixels are enlarged to %d x %d, so the policy sees blurred pictures; render larger ones unless "
+"it was trained with these.",
         height, width, wanted, wanted,
     )  # fmt: skip
 
@@ -179,7 +179,7 @@ def _vector(observation: Observation, key: str, width: int) -> np.ndarray:
     if not isinstance(vector, np.ndarray) or vector.shape != (width,):
         raise ValueError(
             f"observation[{key!r}] is {_described(vector)}, expected float32 [{width}]; "
-            f"`proprio` in the policy's config says which key and how many dimensions."
+            f"`proprio` in the policy's config sets the key and the number of dimensions."
         )
     return vector
 

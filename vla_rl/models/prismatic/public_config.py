@@ -1,7 +1,7 @@
-"""`config.json` of the public checkpoints, and beside it `vla_rl.json` for what the public layout has no place for.
+"""`config.json` of the public checkpoints, and `vla_rl.json` for settings that the public layout lacks.
 
-The public file stays as its makers wrote it, byte for byte, through a load and a save; tower overrides, cameras, chunk size,
-gripper, head and dialect stand in ours. A public folder has none, and means the defaults.
+The public file is kept byte for byte through a load and a save. Tower overrides, cameras, chunk size, gripper, head and
+dialect are stored in ours. A public folder has no `vla_rl.json` and takes the defaults.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ ARCHITECTURE: Final = "no-align+fused-gelu-mlp"
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """The trunk; the defaults are the library's, which the public files leave out."""
+    """The trunk's configuration; the defaults are the library's, which the public files leave out."""
 
     model_type: str = "llama"
     vocab_size: int = 32064
@@ -47,7 +47,7 @@ class TextConfig(msgspec.Struct, kw_only=True):
 
 
 class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the public layout has no place for. The defaults are what the public LIBERO checkpoints mean."""
+    """Settings that the public layout lacks. The defaults match the public LIBERO checkpoints."""
 
     family: str | None = None
     norm_key: str | None = None
@@ -70,7 +70,7 @@ class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown
 
 
 class PublicConfig(msgspec.Struct, kw_only=True):
-    """The fields of `config.json` that decide something."""
+    """Fields of `config.json` that are read."""
 
     architectures: tuple[str, ...] = ("OpenVLAForActionPrediction",)
     model_type: str = "openvla"
@@ -90,7 +90,7 @@ class PublicConfig(msgspec.Struct, kw_only=True):
 
 
 def read_public_config(folder: Path) -> PublicConfig:
-    """Read and check `config.json`. Raises: CheckpointError where it is none, or of another architecture."""
+    """Read and check `config.json`. Raises: CheckpointError if it is missing, damaged, or of another architecture."""
     path = folder / CONFIG_FILE
     try:
         public = msgspec.json.decode(path.read_bytes(), type=PublicConfig)
@@ -99,7 +99,7 @@ def read_public_config(folder: Path) -> PublicConfig:
             f"{path} cannot be read ({error.strerror}); expected a folder with {CONFIG_FILE}, {TOKENIZER_FILE} and "
             "model.safetensors, whole or in shards."
         ) from error
-    except ValueError as error:  # bytes that are no text, text that is no JSON, and JSON that is another's
+    except ValueError as error:  # not text, not JSON, or JSON of another kind
         raise CheckpointError(f"{path} is not an OpenVLA config: {error}") from error
     for name, expected in (
         ("model_type", "openvla"),
@@ -134,7 +134,7 @@ def read_public_config(folder: Path) -> PublicConfig:
 def shared_config(
     public: PublicConfig, extension: Extension, tokenizer_file: Path, pixels: PixelScaling
 ) -> dict[str, Any]:
-    """Arguments of `PrismaticConfig` that the files of a folder alone decide."""
+    """Return the arguments of `PrismaticConfig` that the files of a folder alone determine."""
     text = public.text_config
     featurizer, fused_featurizer = public.timm_model_ids
     return {
@@ -161,7 +161,7 @@ def shared_config(
 def public_config(
     config: PrismaticConfig, norm_stats: dict[str, Any], proprio: ProprioConfig | None = None
 ) -> PublicConfig:
-    """The public form of what both families share."""
+    """Return the public form of the settings that both families share."""
     llm = config.llm
     return PublicConfig(
         image_sizes=(config.image_size, config.image_size),
@@ -185,7 +185,7 @@ def public_config(
 
 
 def require_family(folder: Path, extension: Extension, family: str) -> None:
-    """Raises: CheckpointError where the checkpoint says that it is of another family; a public one does not say."""
+    """Raise CheckpointError if the checkpoint names another family; a public one names none."""
     if extension.family not in (None, family):
         raise CheckpointError(f"{folder} holds a policy of the family {extension.family!r}, expected {family!r}.")
 
@@ -207,17 +207,17 @@ SaidT = TypeVar("SaidT")
 
 
 def agreed(folder: Path, name: str, known: SaidT | None, asked: SaidT | None, default: SaidT) -> SaidT:
-    """What a checkpoint says of itself, else what is asked for, else the default.
+    """Return the checkpoint's own value, else the one asked for, else the default.
 
-    Raises: CheckpointError where something else is asked for than it says.
+    Raises: CheckpointError if the value asked for differs from the checkpoint's own.
     """
     if known is not None and asked is not None and asked != known:
-        raise CheckpointError(f"{folder} has the {name} {known!r}, not {asked!r}: it was saved here, and knows.")
+        raise CheckpointError(f"{folder} was saved here with the {name} {known!r}, not {asked!r}; leave it out.")
     return next(value for value in (known, asked, default) if value is not None)
 
 
 def read_extension(folder: Path) -> Extension:
-    """Read `vla_rl.json`; the defaults where there is none. Raises: CheckpointError where it cannot be read."""
+    """Read `vla_rl.json`; return the defaults if there is none. Raises: CheckpointError if it cannot be read."""
     path = folder / EXTENSION_FILE
     if not path.is_file():
         return Extension()
@@ -228,15 +228,15 @@ def read_extension(folder: Path) -> Extension:
 
 
 def as_text(value: PublicConfig | Extension) -> bytes:
-    """The text of a new file."""
+    """Encode a value as the text of a new file."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2)
 
 
 def public_name(name: str) -> str:
-    """A parameter's name in public files: LayerScale's factor is called `scale_factor` there."""
+    """Return a parameter's name in public files: LayerScale's factor is called `scale_factor` there."""
     return name.replace(".ls1.gamma", ".ls1.scale_factor").replace(".ls2.gamma", ".ls2.scale_factor")
 
 
 def inner_name(name: str) -> str:
-    """The inverse of `public_name`: timm's own name."""
+    """Return timm's own name; the inverse of `public_name`."""
     return name.replace(".ls1.scale_factor", ".ls1.gamma").replace(".ls2.scale_factor", ".ls2.gamma")

@@ -1,4 +1,4 @@
-"""The small files of a saved checkpoint: what a loaded folder held, as it was, and ours beside it."""
+"""Small files of a saved checkpoint: those of the loaded folder, unchanged, and ours beside them."""
 
 from typing import Any, Final
 
@@ -17,15 +17,15 @@ from vla_rl.models.prismatic.public_config import (
 )
 
 BOS_ID: Final = 1
-"""What every prompt begins with."""
+"""First token of every prompt."""
 
 
 def read_tokenizer(config: PrismaticConfig) -> Tokenizer:
-    """The tokenizer of a policy. Raises: ConfigError where its file is none, or the policy cannot speak its tokens."""
+    """Read a policy's tokenizer. Raises: ConfigError if its file is not a tokenizer, or does not fit the policy's tokens."""
     file, llm = config.tokenizer_file, config.llm
     try:
         tokenizer = Tokenizer.from_file(file)
-    except Exception as error:  # the tokenizers library raises nothing narrower
+    except Exception as error:  # the tokenizers library has no narrower exception
         raise ConfigError(f"tokenizer_file is {file!r}, expected a tokenizer.json: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -34,7 +34,7 @@ def read_tokenizer(config: PrismaticConfig) -> Tokenizer:
     if largest > llm.pad_token_id:
         raise ConfigError(
             f"tokenizer_file is {file!r}, which has ids up to {largest}, expected none beyond {llm.pad_token_id}: "
-            f"{llm.vocab_size} tokens, of which the last are actions, and one for padding. It is another policy's."
+            f"{llm.vocab_size} tokens, of which the last are actions, and one for padding. It belongs to another policy."
         )
     if tokenizer.encode("").ids[:1] != [BOS_ID]:
         raise ConfigError(
@@ -50,14 +50,14 @@ def checkpoint_files(
     origin: PublicFolder | None,
     proprio: ProprioConfig | None = None,
 ) -> dict[str, bytes]:
-    """Files beside the weights.
+    """Return the files beside the weights.
 
     Args:
-        config: of the policy.
-        extension: what the public `config.json` has no place for.
-        tokenizer: written where the loaded folder had none.
-        origin: the folder that the policy came from; None for one that was made here.
-        proprio: its scaling, for a policy that was made here.
+        config: the policy's configuration.
+        extension: settings that the public `config.json` lacks.
+        tokenizer: written if the loaded folder had none.
+        origin: folder that the policy was loaded from; None for one that was made here.
+        proprio: scaling of proprioception, for a policy that was made here.
     """
     files = {} if origin is None else dict(origin.files)
     if TOKENIZER_FILE not in files:

@@ -1,6 +1,6 @@
-"""Rows of different length as one batch: where tokens stand, and who is padding.
+"""Rows of different lengths as one batch: positions of tokens, and padding masks.
 
-Every row has the positions that it would have alone: tokens first, padding last.
+Each row has the same positions as it would have alone: tokens first, padding last.
 """
 
 import torch
@@ -8,17 +8,17 @@ from torch import Tensor
 
 
 def is_token(lengths: Tensor, num_positions: int) -> Tensor:
-    """bool [B, L]: True for the first `lengths` int64 [B] positions of each row."""
+    """Return bool [B, L]: True for the first `lengths` int64 [B] positions of each row."""
     return torch.arange(num_positions, device=lengths.device) < lengths[:, None]
 
 
 def both_ways(lengths: Tensor, num_positions: int) -> Tensor:
-    """bool [B, 1, L, L] attention mask: every position sees every token of its row, in front of it or behind."""
+    """Return the bool [B, 1, L, L] attention mask: every position sees every token of its row, before it or after."""
     return is_token(lengths, num_positions)[:, None, None, :].expand(-1, 1, num_positions, -1)
 
 
 def put_after(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tensor:
-    """Ids `tail` int64 [B, T] straight behind the first `lengths` ids of `rows` int64 [B, P]: int64 [B, P + T]."""
+    """Insert ids `tail` int64 [B, T] right after the first `lengths` ids of `rows` int64 [B, P]: int64 [B, P + T]."""
     width, num_tail = rows.shape[1], tail.shape[1]
     place = torch.arange(width + num_tail, device=rows.device) - lengths[:, None]
     padded = torch.nn.functional.pad(rows, (0, num_tail), value=fill).masked_fill(place >= 0, fill)
@@ -29,10 +29,10 @@ def put_after(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tensor:
 
 
 def consecutive(first: Tensor, num: int) -> Tensor:
-    """int64 [B, num]: positions row by row from `first` int64 [B] on."""
+    """Return int64 [B, num]: consecutive positions in each row, starting at `first` int64 [B]."""
     return first[:, None] + torch.arange(num, device=first.device)
 
 
 def rows_at(rows: Tensor, read: Tensor) -> Tensor:
-    """[B, T, D]: of `rows` [B, L, D] those at `read` int64 [B, T]."""
+    """Return [B, T, D]: the entries of `rows` [B, L, D] at the positions `read` int64 [B, T]."""
     return rows.gather(1, read[..., None].expand(-1, -1, rows.shape[2]))

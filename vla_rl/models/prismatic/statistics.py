@@ -1,6 +1,7 @@
-"""What -1 and 1 mean, from the statistics that a checkpoint carries: `dataset_statistics.json` over `config.json`'s own.
+"""Action bounds from a checkpoint's statistics: `dataset_statistics.json` takes precedence over `config.json`.
 
-A wrong set of statistics costs tens of points in silence, so nothing is guessed: the key is asked for, or there is one.
+A wrong set of statistics silently costs tens of points of success rate, so no key is guessed: it has to be given unless
+there is only one set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +17,11 @@ from vla_rl.models.prismatic.public_config import Extension
 
 STATISTICS_FILE: Final = "dataset_statistics.json"
 NO_NOOPS: Final = "_no_noops"
-"""Suffix of the statistics of LIBERO's data without idle steps; asking for `libero_goal` finds either."""
+"""Suffix of the statistics of LIBERO's data without idle steps; `libero_goal` finds the set with or without it."""
 
 
 class Range(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Statistics of one vector; the fields that nobody needs here are not read."""
+    """Statistics of one vector; unused fields are not read."""
 
     q01: tuple[float, ...] | None = None
     q99: tuple[float, ...] | None = None
@@ -30,14 +31,14 @@ class Range(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Statistics(msgspec.Struct, kw_only=True):
-    """Of one training set."""
+    """Statistics of one training set."""
 
     action: Range
     proprio: Range | None = None
 
 
 def read_statistics(folders: Sequence[Path], in_config: Mapping[str, Any]) -> dict[str, Statistics]:
-    """Read all sets of a checkpoint by key: an earlier folder's come before a later one's, and all before the config's.
+    """Read all sets of a checkpoint by key: an earlier folder takes precedence over a later one, and all over the config.
 
     Raises: CheckpointError for a file that holds something else.
     """
@@ -54,7 +55,7 @@ def read_statistics(folders: Sequence[Path], in_config: Mapping[str, Any]) -> di
 
 
 def choose_key(statistics: Mapping[str, Statistics], asked: str | None, folder: Path) -> str:
-    """The key that is meant. Raises: CheckpointError listing the keys there are."""
+    """Return the key to use. Raises: CheckpointError listing the existing keys."""
     if asked is None and len(statistics) == 1:
         return next(iter(statistics))
     for key in () if asked is None else (asked, asked + NO_NOOPS):
@@ -67,17 +68,18 @@ def choose_key(statistics: Mapping[str, Statistics], asked: str | None, folder: 
 def bounds_of(
     statistics: Statistics, normalization: Normalization, *, gripper: Gripper, epsilon: float
 ) -> ActionBounds:
-    """What the action tokens mean. Raises: CheckpointError where the wanted statistics are not there."""
+    """Return the bounds of the action tokens. Raises: CheckpointError if the requested statistics do not exist."""
     low, high = _ends(statistics.action, normalization, "action")
     mask = statistics.action.mask or (True,) * len(low)
     return ActionBounds(low=low, high=high, is_scaled=mask, gripper=gripper, epsilon=epsilon)
 
 
 def gripper_of(statistics: Statistics, extension: Extension) -> Gripper:
-    """What the last number of an action means: as the checkpoint says, else by what its statistics leave unscaled.
+    """Return the meaning of an action's last number: the checkpoint's own setting, else inferred from its statistics' mask.
 
-    OpenVLA's convention, 0 = close and 1 = open, is that of one arm whose gripper alone is left as it is. Statistics that
-    scale every number, such as ALOHA's joint positions, give the environment's own units; without a mask they do not say.
+    OpenVLA's convention, 0 = close and 1 = open, holds if the gripper is the only number that is not scaled. Statistics that
+    scale every number, such as ALOHA's joint positions, are in the environment's own units; without a mask it cannot be
+    inferred.
     """
     if extension.gripper is not None:
         return extension.gripper
@@ -91,7 +93,7 @@ def gripper_of(statistics: Statistics, extension: Extension) -> Gripper:
 def proprio_of(
     statistics: Statistics, normalization: Normalization, key: str, constant: ConstantProprio
 ) -> ProprioConfig | None:
-    """How proprioception is scaled; None if the set has none. Raises: CheckpointError for dimensions that are not scaled."""
+    """Return proprioception's scaling; None without statistics. Raises: CheckpointError if a dimension is not scaled."""
     if statistics.proprio is None:
         return None
     if not all(statistics.proprio.mask or ()):
@@ -103,9 +105,9 @@ def proprio_of(
 
 
 def constant_proprio_of(extension: Extension) -> ConstantProprio:
-    """The scaling of constant dimensions that a checkpoint names, else that of the public checkpoints' evaluation.
+    """Return a checkpoint's scaling of constant dimensions; the default is that of the public checkpoints' evaluation.
 
-    A folder that was saved here before it said so made them 0.
+    A folder that was saved here before the setting existed scaled them to 0.
     """
     if extension.proprio_constant is not None:
         return extension.proprio_constant

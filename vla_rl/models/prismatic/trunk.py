@@ -1,8 +1,8 @@
-"""The Llama trunk as transformers builds it, made to look one way or both, with positions that stay exact.
+"""The Llama trunk of transformers, with causal or bidirectional attention and exact positions.
 
-Two things ruin a policy without an error: a causal mask under OpenVLA-OFT (tens of points), and rotary frequencies rounded
-by a cast to bfloat16 (a phase error of 0.4 rad at position 300). The first is checked by `refuse_causal`; the second
-cannot happen to `ExactRotary`.
+Two faults ruin a policy without an error: a causal mask in OpenVLA-OFT (tens of points), and rotary frequencies rounded by a
+cast to bfloat16 (a phase error of 0.4 rad at position 300). The first is checked by `refuse_causal`; the second cannot
+happen to `ExactRotary`.
 """
 
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from vla_rl.models.prismatic.last_layer import make_last_layer_selective
 
 
 class ExactRotary(LlamaRotaryEmbedding):
-    """Rotary positions whose frequencies are float32 whatever the module around them is cast to.
+    """Rotary positions whose frequencies stay float32 if the module around them is cast.
 
     Args:
-        config: of the trunk.
-        rounds_to_bfloat16: round the frequencies once, to reproduce runs in which they were.
+        config: configuration of the trunk.
+        rounds_to_bfloat16: round the frequencies once, to reproduce runs that rounded them.
     """
 
     def __init__(self, config: LlamaConfig, rounds_to_bfloat16: bool) -> None:
@@ -32,7 +32,7 @@ class ExactRotary(LlamaRotaryEmbedding):
         self.materialise(self.inv_freq.device)
 
     def materialise(self, device: torch.device) -> None:
-        """Compute the frequencies anew on `device`: a network built on the meta device has none."""
+        """Recompute the frequencies on `device`: a network built on the meta device has none."""
         with torch.device(device):
             frequencies, _ = self.compute_default_rope_parameters(self.config)
         if self._rounds_to_bfloat16:
@@ -49,7 +49,7 @@ class ExactRotary(LlamaRotaryEmbedding):
 
 
 def build_trunk(config: LlmConfig, *, is_causal: bool) -> LlamaForCausalLM:
-    """A Llama with the public parameter names; the rest of its configuration is the library's defaults."""
+    """Build a Llama with the public parameter names; the rest of its configuration is the library's defaults."""
     llama = LlamaConfig(
         vocab_size=config.table_size,
         hidden_size=config.hidden_size,
@@ -60,7 +60,7 @@ def build_trunk(config: LlmConfig, *, is_causal: bool) -> LlamaForCausalLM:
         pad_token_id=config.pad_token_id,
         use_cache=False,
     )
-    # what every attention implementation and mask function of transformers reads
+    # read by every attention implementation and mask function of transformers
     llama.is_causal = is_causal
     trunk = LlamaForCausalLM(llama)  # type: ignore[no-untyped-call]
     trunk.model.rotary_emb = ExactRotary(llama, config.rope_inv_freq_dtype == "bfloat16")
@@ -76,7 +76,7 @@ def refuse_causal(attend: Callable[[Tensor, Tensor], Tensor], width: int, like: 
     Args:
         attend: (embedded tokens [B, L, D], lengths [B]) -> hidden states [B, L, D].
         width: D.
-        like: a parameter, for device and dtype.
+        like: a parameter, whose device and dtype are used.
     """
     tokens = torch.linspace(-1.0, 1.0, 3 * width, device=like.device).view(1, 3, width).to(like.dtype)
     changed = torch.cat([tokens[:, :2], -tokens[:, 2:]], dim=1)
@@ -86,13 +86,13 @@ def refuse_causal(attend: Callable[[Tensor, Tensor], Tensor], width: int, like: 
     if torch.equal(before, after):
         raise ConfigError(
             "the trunk attends causally: its first token does not see its last one. OpenVLA-OFT decodes in parallel and "
-            "needs attention both ways; a causal trunk runs without complaint and loses tens of points. "
-            "Take sdpa attention with the network's own mask."
+            "needs bidirectional attention; a causal trunk raises no error and loses tens of points. "
+            "Use sdpa attention with the network's own mask."
         )
 
 
 def materialise(network: nn.Module, device: torch.device | str) -> None:
-    """Compute what no checkpoint holds (positions, constants) of a network that was built on the meta device."""
+    """Compute the buffers (positions, constants) that no checkpoint holds, for a network built on the meta device."""
     for module in network.modules():
         compute: Any = getattr(module, "materialise", None)
         if compute is not None:

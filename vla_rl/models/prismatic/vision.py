@@ -1,10 +1,10 @@
-"""Fused vision towers and their projector, as OpenVLA stacks them: DINOv2 beside SigLIP, patch by patch, into the LLM.
+"""Fused vision towers and their projector, as in OpenVLA: DINOv2's and SigLIP's features are joined for each patch.
 
     images uint8 [B, N, 3, S, S] ─► DINOv2 normalisation  ─► featurizer       ─┐
                                  └► SigLIP normalisation  ─► fused_featurizer ─┴► channels ─► projector [B, N * P, D]
 
-Parameter names are those of the public checkpoints (`featurizer`, `fused_featurizer`; `fc1`, `fc2`, `fc3`), apart from
-timm's own names inside the towers. Called by every OpenVLA family.
+Parameter names are those of the public checkpoints (`featurizer`, `fused_featurizer`; `fc1`, `fc2`, `fc3`), except for
+timm's own names inside the towers. Every OpenVLA family uses this module.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +19,10 @@ from vla_rl.models.prismatic.config import PixelScaling
 
 
 def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> nn.Module:
-    """A timm ViT without a head, at `image_size`; `overrides` shrink it, such as `{"depth": 3, "embed_dim": 64}`.
+    """Build a timm ViT without a head, at `image_size`; `overrides` change its size, such as
+    `{"depth": 3, "embed_dim": 64}`.
 
-    Raises: ConfigError where timm cannot build it.
+    Raises: ConfigError if timm cannot build it.
     """
     try:
         tower: nn.Module = timm.create_model(timm_id, pretrained=False, num_classes=0, img_size=image_size, **overrides)
@@ -51,10 +52,10 @@ def _second_to_last_block(tower: nn.Module, pixels: Tensor, name: str) -> Tensor
 
 
 class FusedVisionBackbone(nn.Module):
-    """Two ViTs look at the same image; their patch features are concatenated channel by channel.
+    """Two ViTs on the same image; their patch features are concatenated along the channels.
 
     A feature is the output of the second-to-last block, without the final norm; prefix tokens (class, registers) are
-    dropped. The last block, the norm and SigLIP's pooling never run: they are kept because checkpoints hold them.
+    dropped. The last block, the norm and SigLIP's pooling never run; they exist because checkpoints hold them.
     """
 
     def __init__(self, featurizer: nn.Module, fused_featurizer: nn.Module, *, pixels: PixelScaling) -> None:
@@ -64,7 +65,7 @@ class FusedVisionBackbone(nn.Module):
         self.materialise(torch.device("cpu"))
 
     def materialise(self, device: torch.device) -> None:
-        """Put the normalisation constants on `device`: a network built on the meta device has none."""
+        """Move the normalisation constants to `device`: a network built on the meta device has none."""
         (dino_mean, siglip_mean), (dino_std, siglip_std) = self._pixels.means, self._pixels.stds
         rows = (dino_mean, dino_std, siglip_mean, siglip_std)
         constants = torch.tensor(rows, dtype=torch.float32, device=device)
@@ -76,7 +77,7 @@ class FusedVisionBackbone(nn.Module):
         return int(self.featurizer.embed_dim) + int(self.fused_featurizer.embed_dim)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor, look: Look = _second_to_last_block) -> Tensor:
-        """Args: images, uint8 [B, N, 3, S, S], and what a tower makes of pixels. Returns: [B, N * patches, width]."""
+        """Compute patch features [B, N * patches, width] of images uint8 [B, N, 3, S, S]; `look` runs a tower on pixels."""
         batch, num_images = images.shape[:2]
         pixels = images.flatten(0, 1).float() / 255.0
         dino_mean, dino_std, siglip_mean, siglip_std = self._constants.float().unbind(0)  # type: ignore[operator]
@@ -99,7 +100,7 @@ class Projector(nn.Module):
         self.fc3 = nn.Linear(llm_width, llm_width)
 
     def forward(self, patches: Tensor) -> Tensor:
-        """[B, P, vision_width] to [B, P, llm_width]."""
+        """Map [B, P, vision_width] to [B, P, llm_width]."""
         hidden = nn.functional.gelu(self.fc1(patches))
         return self.fc3(nn.functional.gelu(self.fc2(hidden)))  # type: ignore[no-any-return]
 
@@ -113,5 +114,5 @@ class ProprioProjector(nn.Module):
         self.fc2 = nn.Linear(llm_width, llm_width)
 
     def forward(self, proprio: Tensor) -> Tensor:
-        """[B, num_inputs] to [B, llm_width]."""
+        """Map [B, num_inputs] to [B, llm_width]."""
         return self.fc2(nn.functional.gelu(self.fc1(proprio)))  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
-"""Weights of a public checkpoint: from safetensors files straight into a network that was built without memory.
+"""Weights of a public checkpoint, read from safetensors files directly into a network on the meta device.
 
     folder ─► which file holds which tensor ─► names checked ─► room checked ─► one tensor at a time: read, cast, assigned
 
-The network is built on the meta device, so that host memory holds the file's bytes once and nothing else. Names are strict
-both ways: what the network expects and the files lack, or the other way round, is listed before anything is read.
+The network is built on the meta device, so that host memory holds the weights only once. Names are strict both ways: missing
+and unknown tensors are listed before any is read.
 """
 
 import pickle
@@ -27,15 +27,15 @@ from vla_rl.models.prismatic.lora import Adapter
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 MAIN_WEIGHTS: Final = "model*.safetensors"
-"""Pattern of the main weights' files; an adapter's are called otherwise."""
+"""Pattern of the main weights' files; an adapter's files have other names."""
 
 NORM: Final = "language_model.model.norm.weight"
-"""A weight whose dtype stands for that of all main weights."""
+"""A weight whose dtype represents that of all main weights."""
 
 NAMES_SHOWN: Final = 8
 
 LFS_POINTER: Final = b"version https://git-lfs"
-"""What stands in place of a large file in a repository that was cloned without Git LFS."""
+"""First bytes of the pointer file that replaces a large file in a repository cloned without Git LFS."""
 
 
 class IndexMetadata(msgspec.Struct):
@@ -45,26 +45,26 @@ class IndexMetadata(msgspec.Struct):
 
 
 class Index(msgspec.Struct):
-    """Which file holds each tensor."""
+    """Index from each tensor to its file."""
 
     weight_map: dict[str, str]
     metadata: IndexMetadata | None = None
 
 
 def holds_weights(folder: Path) -> bool:
-    """Whether a folder has main weights, whole or in shards."""
+    """Return whether a folder has main weights, whole or in shards."""
     return (folder / INDEX_FILE).is_file() or (folder / SINGLE_FILE).is_file()
 
 
 def tensor_files(folder: Path) -> dict[str, str]:
-    """Which file of `folder` holds each tensor. Raises: CheckpointError for a folder without weights or missing shards."""
+    """Return the file of each tensor in `folder`. Raises: CheckpointError if the folder has no weights or lacks shards."""
     if (folder / INDEX_FILE).is_file():
         files = _decode(folder / INDEX_FILE, Index).weight_map
         missing = sorted({name for name in files.values() if not (folder / name).is_file()})
         if missing:
             raise CheckpointError(
                 f"{folder} lacks {_some(missing)} of {len(set(files.values()))} shards that {INDEX_FILE} lists; "
-                "download them, the rest is of no use without."
+                "download them, because the others cannot be used alone."
             )
         return files
     path = folder / SINGLE_FILE
@@ -75,7 +75,7 @@ def tensor_files(folder: Path) -> dict[str, str]:
 
 
 def stored_dtype(folder: Path, name: str) -> torch.dtype:
-    """Of one tensor in its file. Raises: CheckpointError where there is none of that name."""
+    """Return the dtype of one tensor in its file. Raises: CheckpointError if there is none of that name."""
     files = tensor_files(folder)
     if name not in files:
         raise CheckpointError(f"{folder} holds no {name} among its {len(files)} tensors.")
@@ -97,16 +97,16 @@ def load_weights(
     """Assign the folder's tensors to `network`, which may be on the meta device.
 
     Args:
-        network: its parameters' names and shapes say what is expected.
+        network: its parameters' names and shapes are the expected ones.
         folder: a checkpoint in the public layout.
-        inner_name: the network's name for a public one.
-        beside: tensors by public name that stand in files of their own; they come before the folder's of that name.
-        adapters: by layer; each is merged into its layer's weight.
-        missing: beginnings of the network's names that the folder does not have; they stay as they are.
-        dtype: of the parameters; None takes them as they are in the files.
-        device: where the parameters go.
+        inner_name: maps a public name to the network's.
+        beside: tensors of separate files, by public name; they replace the folder's.
+        adapters: adapters by layer; each is merged into its layer's weight.
+        missing: prefixes of the network's names that the folder does not have; those are left unchanged.
+        dtype: data type of the parameters; None keeps the files'.
+        device: device of the parameters.
 
-    Raises: CheckpointError naming missing, unknown, misshapen, damaged or non-finite tensors, or the memory that lacks.
+    Raises: CheckpointError naming missing, unknown, misshapen, damaged or non-finite tensors, or the missing memory.
     """
     if (folder / MANIFEST).is_file():
         verify_folder(folder)
@@ -143,10 +143,12 @@ def _refuse_misfits(adapters: Mapping[str, Adapter], held: Mapping[str, list[int
     for layer, adapter in adapters.items():
         shape = held.get(f"{layer}.weight")
         if shape is None:
-            raise CheckpointError(f"an adapter stands on {layer}, which {folder} does not have; it is another model's.")
+            raise CheckpointError(
+                f"an adapter belongs to {layer}, which {folder} does not have; the adapter is for another model."
+            )
         if adapter.weight_shape != shape:
             raise CheckpointError(
-                f"the adapter of {layer} is made for a weight {adapter.weight_shape}, and that of {folder} is {shape}."
+                f"the adapter of {layer} fits a weight of shape {adapter.weight_shape}; that of {folder} has {shape}."
             )
 
 
@@ -174,7 +176,9 @@ def _refuse_others(expected: Mapping[str, list[int]], found: Mapping[str, list[i
 
 
 def load_part(path: Path) -> dict[str, Tensor]:
-    """A `.pt` part of the reference code, such as an action head: tensors by name, without DDP's prefix, no pickle run."""
+    """Read a `.pt` part of the reference code, such as an action head: tensors by name, without DDP's prefix; no pickled
+    code is run.
+    """
     _refuse_pointer(path)
     verify_download(path)
     if not zipfile.is_zipfile(path):
@@ -183,7 +187,7 @@ def load_part(path: Path) -> dict[str, Tensor]:
         part = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} holds more than tensors by name; expected a state dict. Anything else is not read: it could run code."
+            f"{path} holds more than tensors by name; expected a state dict. Other objects could run code."
         ) from error
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; download it again.") from error
@@ -195,7 +199,7 @@ def load_part(path: Path) -> dict[str, Tensor]:
 
 
 def find_part(folders: Sequence[Path], name: str) -> Path | None:
-    """The one file `*<name>*checkpoint*` of the first folder that has any. Raises: CheckpointError if it has several."""
+    """Return the one file `*<name>*checkpoint*` of the first folder that has any. Raises: CheckpointError for several."""
     for folder in folders:
         found = sorted(path for path in folder.glob(f"*{name}*") if "checkpoint" in path.name and path.is_file())
         if len(found) > 1:
@@ -208,14 +212,14 @@ def find_part(folders: Sequence[Path], name: str) -> Path | None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file. Raises: CheckpointError if it is damaged."""
+    """Read all tensors of a safetensors file. Raises: CheckpointError if it is damaged."""
     with _opened(path) as file:
         names = list(file.keys())
     return dict(_tensors(path, names))
 
 
 def _shapes_in(folder: Path, by_file: Mapping[str, list[str]]) -> dict[str, list[int]]:
-    """Shapes by name, from the files' headers alone."""
+    """Read shapes by name, from the files' headers only."""
     shapes: dict[str, list[int]] = {}
     for file, names in by_file.items():
         with _opened(folder / file) as opened:
@@ -259,7 +263,7 @@ def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
 def _refuse_pointer(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise CheckpointError(f"{path} is a pointer of Git LFS, not the file itself; fetch it (git lfs pull).")
+            raise CheckpointError(f"{path} is a Git LFS pointer, not the file itself; fetch it (git lfs pull).")
 
 
 def _opened(path: Path) -> Any:
@@ -271,7 +275,7 @@ def _opened(path: Path) -> Any:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Without a copy of the tensor's size; its ends are NaN where one number is."""
+    """Return whether all numbers are finite, without a copy of its size: minimum and maximum are NaN if any number is."""
     return tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor))
 
 
@@ -287,7 +291,7 @@ def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
 def _decode(path: Path, type: type[Index]) -> Index:
     try:
         return msgspec.json.decode(path.read_bytes(), type=type)
-    except (OSError, ValueError) as error:  # bytes that are no text, and text that is no index
+    except (OSError, ValueError) as error:  # bytes that are not text, and text that is not an index
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 

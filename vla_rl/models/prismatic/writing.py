@@ -12,7 +12,7 @@ from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.models.prismatic.weights import INDEX_FILE, SINGLE_FILE, Index, IndexMetadata
 
 SHARD_BYTES: Final = 5 * 10**9
-"""Largest file that is written; public checkpoints keep to about this."""
+"""Size of the largest file that is written; public checkpoints have about this limit."""
 
 
 def write_weights(
@@ -22,14 +22,14 @@ def write_weights(
     index: bytes | None = None,
     parts: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
 ) -> None:
-    """Write a checkpoint folder, all of it or nothing: one file of weights, or shards and their index where it is large.
+    """Write a checkpoint folder, all of it or nothing: one file of weights, or shards and their index if it is large.
 
     Args:
         folder: must not exist yet.
-        tensors: by public name.
+        tensors: tensors by public name.
         files: small files beside them.
-        index: of the folder that the weights came from; they are split as it says where it still fits.
-        parts: tensors that stand beside them in PyTorch files, by file name.
+        index: index of the folder that the weights came from; its split is reused if it still fits.
+        parts: tensors of separate PyTorch files, by file name.
     """
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     num_beside = sum(tensor.nbytes for part in parts.values() for tensor in part.values())
@@ -53,7 +53,7 @@ def write_weights(
 def _shards_of(
     index: bytes | None, tensors: Mapping[str, Tensor], num_bytes: int
 ) -> dict[str, dict[str, Tensor]] | None:
-    """The shards of a loaded index, or None where it was none, or speaks of other tensors."""
+    """Return the shards of a loaded index, or None if there was none, or it lists other tensors."""
     loaded = msgspec.json.decode(index, type=Index) if index is not None else None
     if loaded is None or loaded.weight_map.keys() != tensors.keys():
         return None

@@ -9,12 +9,12 @@ from vla_rl.models.serving.names import MODEL_TYPE
 
 
 class ServedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
-    """A policy's own configuration, and the trunk's as vLLM wants it.
+    """A policy's own configuration, and the trunk's as vLLM expects it.
 
     Args:
-        policy: of the policy, as plain values.
-        text_config: of the Llama.
-        num_features: tokens that pictures and proprioception become.
+        policy: the policy's configuration, as plain values.
+        text_config: the Llama's configuration.
+        num_features: number of tokens for pictures and proprioception.
     """
 
     model_type = MODEL_TYPE
@@ -33,12 +33,12 @@ class ServedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         super().__init__(**kwargs)
 
     def get_text_config(self, decoder: bool = False, encoder: bool = False) -> LlamaConfig:
-        """The trunk's."""
+        """Return the trunk's configuration."""
         return self.text_config
 
 
 def trunk_config(llm: LlmConfig, context_size: int, *, is_causal: bool) -> dict[str, Any]:
-    """The trunk as `build_trunk` makes it, in plain values."""
+    """Return the configuration of the trunk that `build_trunk` builds, in plain values."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

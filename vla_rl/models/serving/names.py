@@ -1,4 +1,4 @@
-"""Names that the asking process and the engine processes agree on."""
+"""Names that the client process and the engine processes share."""
 
 from typing import Final
 
@@ -12,4 +12,4 @@ ARCHITECTURES: Final = {
     OPENVLA: "vla_rl.models.serving.openvla:ServedOpenVla",
     OPENVLA_OFT: "vla_rl.models.serving.openvla_oft:ServedOpenVlaOft",
 }
-"""`architectures` in a configuration, and where each class is."""
+"""`architectures` in a configuration, and the path of each class."""

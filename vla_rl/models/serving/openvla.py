@@ -8,7 +8,7 @@ from vla_rl.models.serving.prismatic import ServedPrismatic, policy_config, regi
 
 @register_processor
 class ServedOpenVla(ServedPrismatic):
-    """A causal trunk behind two towers; each of its tokens is sampled by vLLM."""
+    """A causal trunk behind two towers; vLLM samples each token."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config, policy_config(vllm_config, OpenVlaConfig), None, prefix)

@@ -1,4 +1,4 @@
-"""OpenVLA-OFT inside an engine process: a whole chunk in one pass, attention both ways, sampled where the logits are.
+"""OpenVLA-OFT inside an engine process: a whole chunk in one bidirectional pass, sampled in the engine.
 
     position  0     1 .. F      F + 1 .. F + P - 1    then T of them    then
     token     BOS   features    prompt without BOS    placeholders      stop
@@ -28,14 +28,14 @@ class ActionPooler(Pooler):  # type: ignore[misc]
         super().__init__()
         self._num_tokens, self._num_behind = config.num_action_tokens, 1 + int(config.has_stop_token)
         self._rows = slice(config.llm.vocab_size - config.num_bins, config.llm.vocab_size)
-        self._model = [model]  # in a list, so that it is no submodule of its own part
+        self._model = [model]  # in a list, so that it is not registered as a submodule
 
     def get_supported_tasks(self) -> set[str]:
-        """The task whose parameters carry our own."""
+        """Return the task whose parameters carry ours."""
         return {POOLING_TASK}
 
     def forward(self, hidden_states: Tensor, pooling_metadata: Any) -> list[Tensor]:
-        """Of each request float32 [3, T]: index among the action tokens, log-prob, weight version."""
+        """Return float32 [3, T] for each request: index among the action tokens, log-prob, weight version."""
         model = self._model[0]
         cursor = pooling_metadata.get_pooling_cursor()
         samplings = [_sampling(params.extra_kwargs) for params in pooling_metadata.pooling_params]
@@ -54,7 +54,7 @@ def _sampling(values: Any) -> Sampling:
 
 @register_processor
 class ServedOpenVlaOft(ServedPrismatic):
-    """A trunk that looks both ways, behind two towers and a proprio projector."""
+    """A bidirectional trunk behind two towers and a proprio projector."""
 
     is_pooling_model = True
     attn_type = "encoder_only"
@@ -72,7 +72,7 @@ class ServedOpenVlaOft(ServedPrismatic):
         *,
         is_multimodal: Tensor | None = None,
     ) -> Tensor:
-        """Words; exactly zero at the placeholders; features where they belong."""
+        """Embed words; placeholders are exactly zero; features replace their positions."""
         words: Tensor = self.language_model.model.embed_input_ids(input_ids)
         words = words.masked_fill((input_ids == self._placeholder_id)[:, None], 0.0)
         if not multimodal_embeddings:

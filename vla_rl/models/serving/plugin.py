@@ -1,6 +1,6 @@
-"""vLLM's plugin: what an engine process has to know of this package before it builds a model.
+"""vLLM plugin: registers this package's models in an engine process before vLLM builds one.
 
-Called by vLLM itself, by the entry point `vllm.general_plugins`, in the process that asks and in every engine process.
+vLLM calls it through the entry point `vllm.general_plugins`, in the client process and in every engine process.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ _WATCHER: Final = "vla_rl-parent"
 
 
 def register() -> None:
-    """Make architectures, configuration and weight transfer known, once a process; watch the parent of a child process."""
+    """Register architectures, configuration and weight transfer, once a process; watch the parent of a child process."""
     from transformers import AutoConfig
 
     from vla_rl.models.serving.config import ServedConfig

@@ -3,7 +3,7 @@
     images uint8 ─► FusedVisionBackbone ─► Projector ─┐
     proprio ─────► ProprioProjector ─────────────────┴─► embeddings at the placeholders ─► Llama with paged attention
 
-Parameters have the names of the learner's network, so what it publishes is what is loaded.
+Parameters have the names of the learner's network, so the weights it publishes load unchanged.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,13 +34,13 @@ MODALITY = "image"
 
 
 class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
-    """Base of the served families: everything up to the trunk's output.
+    """Base class of the served families: everything up to the trunk's output.
 
     Args:
-        vllm_config: of the engine.
+        vllm_config: the engine's configuration.
         policy: the policy's configuration.
-        proprio: of its proprioception, where it has one.
-        prefix: of parameter names.
+        proprio: configuration of its proprioception, if it has one.
+        prefix: prefix of parameter names.
     """
 
     _mark_tower_model: Callable[..., AbstractContextManager[None]]
@@ -70,7 +70,7 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
 
     def embed_multimodal(self, **features: Tensor) -> list[Tensor]:
-        """One [num_features, D] for each request: patches of all its pictures, then proprioception."""
+        """Return one [num_features, D] for each request: patches of all its pictures, then proprioception."""
         if "images" not in features:
             return []
         seen = self.projector(self.vision_backbone(_stacked(features["images"])))
@@ -87,14 +87,14 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
         inputs_embeds: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """The trunk's output for the tokens of all requests of a step, [tokens, D]."""
+        """Return the trunk's output for the tokens of all requests of a step, [tokens, D]."""
         hidden: Tensor = self.language_model.model(
             input_ids, positions, intermediate_tensors, inputs_embeds=inputs_embeds
         )
         return hidden
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
-        """Over the whole table, [rows, table_size]."""
+        """Return the logits over the whole embedding table, [rows, table_size]."""
         logits: Tensor = self.language_model.compute_logits(hidden_states)
         return logits
 
@@ -109,36 +109,36 @@ def _stacked(value: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 class ServedInfo(BaseProcessingInfo):  # type: ignore[misc]
-    """One item a request, of a fixed number of tokens."""
+    """One item for each request, with a fixed number of tokens."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int]:
-        """One item: all pictures of an observation and its proprioception."""
+        """Return the limit, one item: all pictures of an observation and its proprioception."""
         return {MODALITY: 1}
 
     def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
-        """Always the same."""
+        """Return the number of tokens of an item, which is constant."""
         return {MODALITY: self.get_hf_config().num_features}
 
 
 class ServedDummies(BaseDummyInputsBuilder):  # type: ignore[misc]
-    """What vLLM measures memory with: black pictures."""
+    """Dummy inputs with which vLLM measures memory: black pictures."""
 
     def get_dummy_text(self, mm_counts: Mapping[str, int]) -> str:
-        """None: the processor here takes no text."""
+        """Return no text: this processor takes none."""
         return ""
 
     def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> dict[str, Any]:
-        """None: the processor makes its own."""
+        """Return no data: the processor makes its own."""
         return {}
 
 
 class ServedProcessor(BaseMultiModalProcessor):  # type: ignore[misc]
-    """Requests arrive ready (`vla_rl.models.serving.serve`); this one is asked for dummies only."""
+    """Processor for dummies only: real requests arrive processed (`vla_rl.models.serving.serve`)."""
 
     requires_tokenizer = False
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
-        """The dummy request."""
+        """Return the dummy request."""
         config = self.info.get_hf_config()
         policy = config.policy
         size, cameras = policy["image_size"], len(policy["cameras"])
@@ -162,5 +162,5 @@ register_processor = MULTIMODAL_REGISTRY.register_processor(
 
 
 def policy_config(vllm_config: Any, kind: type[PrismaticConfig]) -> Any:
-    """The policy's own configuration."""
+    """Return the policy's own configuration."""
     return msgspec.convert(vllm_config.model_config.hf_config.policy, kind)

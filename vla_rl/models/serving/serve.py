@@ -1,4 +1,4 @@
-"""Policies as vLLM serves them: which engine, which requests, which weights."""
+"""Policies as vLLM serves them: engine layout, requests and weights."""
 
 from collections.abc import Mapping
 from typing import Any, Final, overload
@@ -20,13 +20,13 @@ from vla_rl.models.serving.names import MODEL_TYPE, OPENVLA, OPENVLA_OFT
 from vla_rl.types import Observation
 
 MAX_PROMPT: Final = 256
-"""Most tokens of an instruction; LIBERO's longest has 35."""
+"""Largest number of tokens of an instruction; LIBERO's longest has 35."""
 
 MODALITY: Final = "image"
 
 
 class ServedPrismaticPolicy(ServedActions):
-    """OpenVLA or OpenVLA-OFT. Raises: ConfigError for what an engine cannot compute as the learner does."""
+    """OpenVLA or OpenVLA-OFT, served. Raises: ConfigError if an engine cannot compute the policy as the learner does."""
 
     def __init__(self, policy: OpenVla | OpenVlaOft) -> None:
         self._policy, config = policy, policy.config
@@ -52,19 +52,19 @@ class ServedPrismaticPolicy(ServedActions):
 
     @property
     def network(self) -> nn.Module:
-        """The learner's."""
+        """The learner's network."""
         return self._policy.network
 
     def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
-        """Parameters by the network's own names, adapters merged."""
+        """Return the parameters by the network's own names, with adapters merged."""
         return merged_tensors(network)
 
     def request(self, observation: Observation) -> EngineRequest:
-        """BOS, features, prompt, and for OpenVLA-OFT the placeholders of its chunk."""
+        """Build a request: BOS, features, prompt, and for OpenVLA-OFT the placeholders of its chunk."""
         return self._request_of(self._policy.prepare([observation]))
 
     def sample_request(self) -> EngineRequest:
-        """Black pictures and a short instruction."""
+        """Return a request of black pictures and a short instruction."""
         config = self._policy.config
         frame = np.zeros((config.image_size, config.image_size, 3), np.uint8)
         observation: dict[str, Any] = dict.fromkeys(config.cameras, frame) | {"instruction": "wait"}
@@ -74,7 +74,7 @@ class ServedPrismaticPolicy(ServedActions):
         return self.request(observation)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """Tokens int64 [T] to actions float32 [H, D]."""
+        """Map tokens int64 [T] to actions float32 [H, D]."""
         chunk: np.ndarray = self._policy.decode(tokens[None])[0]
         return chunk
 
@@ -118,11 +118,11 @@ class ServedPrismaticPolicy(ServedActions):
 
 
 class ServedLanguageModel(ServedLanguage):
-    """A causal language model that vLLM knows by its own `config.json`.
+    """A causal language model that vLLM loads by its own `config.json`.
 
     Args:
-        policy: speaks.
-        max_context: most tokens of a prompt and its reply; None for all that the model was made for.
+        policy: the language model.
+        max_context: largest number of tokens of a prompt and its reply; None for the model's full context.
     """
 
     def __init__(self, policy: CausalLanguageModel, max_context: int | None = None) -> None:
@@ -140,12 +140,12 @@ class ServedLanguageModel(ServedLanguage):
 
     @property
     def layout(self) -> EngineLayout:
-        """Generation, with prefixes kept."""
+        """Generation, with prefix caching."""
         return self._layout
 
     @property
     def network(self) -> nn.Module:
-        """The learner's."""
+        """The learner's network."""
         return self._policy.network
 
     @property
@@ -154,11 +154,11 @@ class ServedLanguageModel(ServedLanguage):
         return self._policy
 
     def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
-        """Every parameter once, by transformers' name."""
+        """Return each parameter once, by transformers' name."""
         return distinct_tensors(network)
 
     def sample_request(self) -> EngineRequest:
-        """A prompt of one token."""
+        """Return a request with a prompt of one token."""
         return EngineRequest(token_ids=[min(self._policy.stop_tokens)])
 
 
@@ -169,7 +169,7 @@ def serve(policy: CausalLanguageModel, *, max_context: int | None = None) -> Ser
 @overload
 def serve(policy: Any, *, max_context: int | None = None) -> ServedPrismaticPolicy | ServedLanguageModel: ...
 def serve(policy: Any, *, max_context: int | None = None) -> ServedPrismaticPolicy | ServedLanguageModel:
-    """A policy as `VllmEngine` takes it; `max_context` shortens what a language model was made for.
+    """Wrap a policy for `VllmEngine`; `max_context` shortens a language model's context.
 
     Raises: ConfigError for a policy that no engine can serve.
     """

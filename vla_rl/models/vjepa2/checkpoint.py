@@ -1,4 +1,4 @@
-"""V-JEPA 2 checkpoints as transformers writes them: checked first, then only the video encoder is kept."""
+"""V-JEPA 2 checkpoints as transformers writes them: checked first, then only the video encoder is loaded."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -15,9 +15,9 @@ WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 
 
 def check_folder(folder: str) -> None:
-    """Refuse what is no V-JEPA 2 checkpoint, before its weights are loaded; of a name on the hub the config is read.
+    """Check that a folder is a V-JEPA 2 checkpoint, before its weights are loaded; for a hub name, its config is read.
 
-    Raises: ConfigError saying what was found instead.
+    Raises: ConfigError naming what was found instead.
     """
     looks_local = folder.startswith(("/", ".", "~")) or folder.count("/") != 1
     if not Path(folder).is_dir() and looks_local:
@@ -30,9 +30,10 @@ def check_folder(folder: str) -> None:
 
 
 def load_encoder(config: VJepa2Config) -> nn.Module:
-    """The encoder on the CPU, in the stated precision, for videos of the configured size; the predictor is left out.
+    """Load the encoder on the CPU, in the configured precision, for videos of the configured size; the predictor is left
+    out.
 
-    Raises: ConfigError for what is no V-JEPA 2 checkpoint, lacks weights, or cannot be had.
+    Raises: ConfigError if the folder is not a V-JEPA 2 checkpoint, lacks weights, or cannot be fetched.
     """
     model_config = _read_config(config.folder)
     patch_size = model_config.patch_size
@@ -64,7 +65,7 @@ def load_encoder(config: VJepa2Config) -> nn.Module:
 
 
 def _require_weights(folder: str) -> None:
-    """Raise ConfigError unless the weights are in a local folder, or the hub's are on this machine or can be had."""
+    """Raise ConfigError unless the weights are in a local folder, in the hub's cache, or can be downloaded."""
     if Path(folder).is_dir():
         found = any((Path(folder) / name).is_file() for name in WEIGHT_FILES)
     else:

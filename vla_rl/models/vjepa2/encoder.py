@@ -1,9 +1,9 @@
-"""Trajectories to V-JEPA 2 embeddings, beside rollout and learning: batches of a few videos take turns on the device lane.
+"""Embed trajectories with V-JEPA 2 during rollout and training: batches of a few videos take turns on the device lane.
 
     trajectories ─► host thread: 64 frames each, uint8 ─► device lane: resize, encoder, mean over tokens ─► [N, T, D]
 
-The weights are read at the first call, in the host thread. Nothing is embedded that the graph's filter dropped, and nothing
-in evaluation: whoever calls decides, and the node that does streams over the groups that are trained on.
+The weights are read at the first call, in the host thread. The caller decides what is embedded: the calling node streams
+over the groups that are trained on, so groups that the graph's filter dropped and evaluation are not embedded.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ class VJepa2Encoder:
     """A `TrajectoryEncoder` (Assran et al. 2025, arXiv:2506.09985): mean over the tokens of the last layer, after its norm.
 
     Args:
-        config: checkpoint, size, precision, and how many videos at the same time.
+        config: checkpoint, size, precision, and number of videos in a batch.
         image_key: observation key of the video.
-        lane: computes; shared with the policy and the learner.
-        device: where.
+        lane: the device lane, shared with the policy and the learner.
+        device: device of the encoder.
 
-    Raises: ConfigError for a local folder that is no V-JEPA 2 checkpoint.
+    Raises: ConfigError for a local folder that is not a V-JEPA 2 checkpoint.
     """
 
     def __init__(self, config: VJepa2Config, image_key: str, lane: DeviceLane, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class VJepa2Encoder:
         self._encoder: nn.Module | None = None
 
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        """float32 [N, num_moments, D]. Raises: ConfigError where the checkpoint cannot be loaded."""
+        """Embed trajectories, float32 [N, num_moments, D]. Raises: ConfigError if the checkpoint cannot be loaded."""
         if not trajectories:
             return np.empty((0, 0, 0), np.float32)
         size = self._config.videos_per_batch
@@ -57,7 +57,7 @@ class VJepa2Encoder:
         return stacked(trajectories, rows)
 
     def _videos(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """uint8 [num_frames, H, W, 3] each, in the host thread, where the weights are read as well."""
+        """Sample the videos, uint8 [num_frames, H, W, 3] each, and load the weights; runs in the host thread."""
         if self._encoder is None:
             self._encoder = load_encoder(self._config)
         return [torch.from_numpy(self._video(trajectory)) for trajectory in trajectories]
@@ -71,7 +71,7 @@ class VJepa2Encoder:
 
     @torch.inference_mode()
     def _embed(self, videos: list[Tensor]) -> list[NDArray[np.float32]]:
-        """float32 [num_moments, D] each."""
+        """Embed videos, float32 [num_moments, D] each."""
         encoder = self._move(self._device)
         pixels = torch.stack([preprocess(video.to(self._device), self._config.image_size) for video in videos])
         # [B, tokens, D], tokens in the order of time: all patches of one tubelet after those of the one before

@@ -1,8 +1,8 @@
-"""Frames of a trajectory to what V-JEPA 2 takes: which frames, how large, and in which numbers.
+"""Video input of V-JEPA 2: frames of a trajectory are sampled, resized and normalised.
 
     frames uint8 [n, H, W, 3] ─► 64 of them ─► short side to 438 ─► middle 384 x 384 ─► ImageNet's mean and std
 
-The same as transformers' `VJEPA2VideoProcessor`, to the last bit on a CPU; frames stay uint8 until they are on the device.
+Equals transformers' `VJEPA2VideoProcessor` bit for bit on a CPU; frames stay uint8 until they are on the device.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ STD: Final = (0.229, 0.224, 0.225)
 
 
 def sample_frames(frames: Sequence[NDArray[np.uint8]], num_frames: int, short_videos: str) -> NDArray[np.uint8]:
-    """`num_frames` of n frames, in the order of time.
+    """Sample `num_frames` of n frames, in the order of time.
 
         n >= num_frames            frame floor(j * (n - 1) / (num_frames - 1)) for each j
         n < num_frames, cyclic     0, 1, .., n - 1, 0, 1, ..
@@ -27,10 +27,10 @@ def sample_frames(frames: Sequence[NDArray[np.uint8]], num_frames: int, short_vi
 
     Args:
         frames: uint8 [H, W, 3] each, n >= 1, all of one size.
-        num_frames: how many are wanted, >= 2.
+        num_frames: number of frames to return, >= 2.
         short_videos: `cyclic` or `stretched`.
 
-    Returns: uint8 [num_frames, H, W, 3]. Raises: ValueError for no frame.
+    Returns: uint8 [num_frames, H, W, 3]. Raises: ValueError if there is no frame.
     """
     if not len(frames):
         raise ValueError("the video has no frame, expected at least one.")
