@@ -3,10 +3,10 @@
     import gymnasium, vla_rl.envs
     env = gymnasium.make("vla_rl/toy_reach-v0", task_id=0)
 
-Without an import of one's own, gymnasium's `module:id` form does the same: "vla_rl.envs:vla_rl/toy_reach-v0".
-`gymnasium.make_vec` makes a vector environment of processes (`vla_rl.simulation.make_vec`), unless it is asked for "sync".
-Entry points are strings: an environment's module, and with it its simulator, is imported when the first one is made.
-No environment knows of asyncio, of torch or of the trainer.
+To import it through gymnasium, use its `module:id` form: "vla_rl.envs:vla_rl/toy_reach-v0". `gymnasium.make_vec` makes a
+vector environment of processes (`vla_rl.simulation.make_vec`), except in the mode "sync". Entry points are strings: an
+environment's module, and with it its simulator, is imported when the first one is made. Environments do not depend on
+asyncio, torch or the trainer.
 """
 
 from typing import Any

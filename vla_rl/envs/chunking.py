@@ -1,4 +1,4 @@
-"""Action chunks as a gymnasium wrapper, for whoever plays an environment in this process."""
+"""Action chunks as a gymnasium wrapper, for environments that run in this process."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from vla_rl.types import Observation
 class ActionChunks(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.ndarray]):
     """Executes an action chunk open loop, one control step per row, until the episode ends.
 
-    Action: float32 [chunk_size, D]; fewer rows are run as they are. Reward: undiscounted sum over the
-    `info["num_executed"]` rows that ran; `info["rewards"]` is float32 [num_executed], one for each.
+    Action: float32 [chunk_size, D]; a chunk with fewer rows runs those. Reward: undiscounted sum over the
+    `info["num_executed"]` rows that ran; `info["rewards"]` is float32 [num_executed], one for each row.
 
     Args:
         env: an environment whose action space is a `Box`.
         chunk_size: rows of a chunk, H >= 1.
-        frames_every: also give `info["frames"]`, what `render` gives after every k-th control step of the episode,
-            for a video; absent where none is due.
+        frames_every: also return `info["frames"]`, the `render` output after every k-th control step of the episode, for a
+            video; absent if no frame is due.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class ActionChunks(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.nd
         super().__init__(env)
         row = env.action_space
         if not isinstance(row, spaces.Box):
-            raise TypeError(f"the action space is {row}, expected a Box: only those are chunked.")
+            raise TypeError(f"the action space is {row}, expected a Box; other spaces cannot be chunked.")
         if chunk_size < 1:
             raise ValueError(f"chunk_size is {chunk_size}, expected >= 1.")
         low, high = (np.broadcast_to(bound, (chunk_size, *row.shape)).copy() for bound in (row.low, row.high))
@@ -39,7 +39,7 @@ class ActionChunks(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.nd
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode."""
+        """Start an episode."""
         self._num_steps = 0
         return self.env.reset(seed=seed, options=options)
 

@@ -2,7 +2,7 @@
 
     gymnasium.make_vec("vla_rl/toy_reach-v0", num_envs=4, vectorization_mode="vector_entry_point")
 
-The entry point of the id `vla_rl/NAME` is the attribute NAME of this module, so that each is a string, as gymnasium writes
+The entry point of the id `vla_rl/NAME` is the attribute NAME of this module. Each is a string, because gymnasium writes
 specs to files.
 """
 
@@ -20,6 +20,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _make(env_id: str, num_envs: int, **kwargs: Any) -> "ProcessVectorEnv":
-    from vla_rl.simulation import make_vec  # processes, only if they are asked for
+    from vla_rl.simulation import make_vec  # processes are imported only on demand
 
     return make_vec(env_id, num_envs, **kwargs)

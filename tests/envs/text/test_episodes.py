@@ -82,7 +82,7 @@ async def test_a_right_answer_in_the_last_turn_counts() -> None:
     [
         ("setup raises", EnvError, "MisbehavingTask.setup raised ZeroDivisionError"),
         ("setup hangs", ActorFrozen, "setup took longer than setup_timeout_s=0.05"),
-        ("setup says nothing", EnvError, "MisbehavingTask.setup says nothing"),
+        ("setup says nothing", EnvError, "MisbehavingTask.setup returned no message"),
         ("setup gives a number", EnvError, "setup returned int, expected Ask or a text"),
         ("a tool without a name", EnvError, "has a tool that cannot be used: a tool is named '<lambda>'"),
         ("reply raises", EnvError, "MisbehavingTask.reply raised LookupError: no row"),

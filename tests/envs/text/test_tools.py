@@ -155,7 +155,7 @@ async def with_object(x: Callable[[], None]) -> str:
         (without_hint, "parameter 'x' of tool 'without_hint' has no type hint"),
         (without_words, "tool 'without_words' has no docstring"),
         (with_many, "expected parameters that can be given by name"),
-        (with_object, "has a type hint that no JSON can have"),
+        (with_object, "has a type hint that JSON cannot represent"),
     ],
 )
 def test_a_function_that_is_no_tool_is_refused_with_what_it_lacks(function: Callable[..., Any], told: str) -> None:

@@ -1,4 +1,4 @@
-"""Gymnasium's own small environments, in the words that policies and agents speak here."""
+"""Gymnasium's own small environments, with the observation and action keys of this package."""
 
 from vla_rl.envs.control.env import ControlEnv
 

@@ -1,4 +1,4 @@
-"""Any gymnasium environment with a vector to see and one kind of action, such as CartPole-v1 or Pendulum-v1."""
+"""Any gymnasium environment with a vector observation and one action space, such as CartPole-v1 or Pendulum-v1."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from vla_rl.types import Info, Observation
 
 
 class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
-    """A gymnasium environment of low dimension behind a dict observation and a `Box` action, so that it can be chunked.
+    """A low-dimensional gymnasium environment with a dict observation and a `Box` action, so that it can be chunked.
 
     Observation:
         state: float32 [D], the inner observation flattened; a `Discrete` one is one-hot.
@@ -25,9 +25,10 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
     Args:
         env_id: gymnasium id of the inner environment.
         step_limit: control steps after which an episode is truncated; None for the inner environment's own limit.
-        reward_scale: what rewards are multiplied with, so that returns are of order one.
+        reward_scale: factor on the rewards, so that returns are of order one.
         success_return: unscaled return that counts as success at the end of the episode. None: the inner environment's own
-            `is_success`, if it has one. A success at a time limit is truncated: the inner environment would have gone on.
+            `is_success`, if it has one. A success at a time limit is truncated, because the inner environment would have
+            continued.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
     ) -> None:
         if step_limit is not None and step_limit < 1:
             raise ValueError(f"step_limit is {step_limit}, expected at least 1 control step, or None.")
-        # without a limit of its own no wrapper of gymnasium's ends the episode behind our back
+        # without a limit of its own, no wrapper of gymnasium ends the episode without our knowledge
         self._env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, max_episode_steps=step_limit)
         self._seen = self._env.observation_space
         self.observation_space = spaces.Dict(
@@ -51,7 +52,7 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
         self._return = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self._return = 0.0
         seen, info = self._env.reset(seed=seed)

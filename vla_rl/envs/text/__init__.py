@@ -1,13 +1,13 @@
 """Text environments: one protocol for single-turn, multi-turn, tool-using and several-agent tasks.
 
-    TextTask            what an author writes: setup, reply, tools
-    TextEpisode         plays one: runs tools, answers malformed calls, holds limits and deadlines
+    TextTask            written by the task's author: setup, reply, tools
+    TextEpisode         runs one: executes tools, answers malformed calls, enforces limits and deadlines
     TextEnvPool         leases them to episodes, like a pool of simulators
     Toolbox             typed tools: `list_tools()`, `await aexecute(name, arguments)`
-    Sandbox             processes for what may hang, crash or be hostile
-    register_text_task  a name for a task; `module:Class` needs none
+    Sandbox             processes for code that may hang, crash or be hostile
+    register_text_task  registers a short name for a task; `module:Class` works without one
 
-No task is imported before it is played.
+A task is imported when its first episode starts.
 """
 
 from vla_rl.envs.text.episode import TextEpisode

@@ -1,4 +1,4 @@
-"""Conversations of somebody who half knows how to use the calculator: what the small base checkpoint is taught.
+"""Conversations of a half-skilled calculator user, on which the small base checkpoint is trained.
 
     user       23+58-7=?                            at every turn, with probability `mistakes`, one of
     assistant  calc {"e": "23+58"}                    - a digit of the operation is wrong
@@ -7,7 +7,8 @@
     tool       74                                     - the call is not JSON
     assistant  74
 
-What follows a mistake is what the tool then says. So the base knows the format, and copies numbers, but not what pays.
+After a mistake, the conversation continues with the tool's actual answer. So the base learns the format and copies numbers,
+but not which behaviour earns reward.
 """
 
 import random
@@ -19,7 +20,7 @@ from vla_rl.envs.text.tools import Tool
 from vla_rl.types import Message, ToolCall, ToolSpec
 
 TOOLS: Final[Sequence[ToolSpec]] = (Tool(ArithmeticTask().calc).spec,)
-"""What the environment tells the policy about."""
+"""Tools that the environment describes to the policy."""
 
 UNREADABLE: Final = "?"
 MAX_TURNS: Final = 8
@@ -28,7 +29,7 @@ MAX_TURNS: Final = 8
 def conversation(
     seed: int, *, num_operators: int, num_digits: int, operators: str, mistakes: float
 ) -> tuple[Message, ...]:
-    """One conversation, from the question to an answer, right or wrong."""
+    """Draw one conversation, from the question to an answer, right or wrong."""
     rng = random.Random(seed)
     problem = draw_problem(
         rng.randrange(2**31), num_operators=num_operators, num_digits=num_digits, operators=operators
@@ -37,7 +38,7 @@ def conversation(
 
 
 def solution(problem: Problem, rng: random.Random, mistakes: float) -> list[Message]:
-    """The turns from a question to its answer, right or wrong: calls, what the tool says, and a last text."""
+    """Draw the turns from a question to its answer, right or wrong: calls, the tool's answers, and a last text."""
     messages: list[Message] = []
     values: list[str] = []
     for turn in range(MAX_TURNS):
@@ -57,7 +58,7 @@ def solution(problem: Problem, rng: random.Random, mistakes: float) -> list[Mess
 
 
 def calculation(operation: str, turn: int) -> list[Message]:
-    """A call of the calculator, and what it says."""
+    """Return a call of the calculator, and its answer."""
     value = calculate(operation)
     said = UNREADABLE if value is None else str(value)
     call = ToolCall(id=f"call_{turn}", name="calc", arguments='{"e": "' + operation + '"}')
@@ -68,11 +69,11 @@ def calculation(operation: str, turn: int) -> list[Message]:
 
 
 def operation_of(problem: Problem, values: list[str], kind: str, rng: random.Random) -> str:
-    """The operation that comes next, such as 81-7; or one with a mistake in it, where `kind` is "digit" or "again"."""
+    """Return the next operation, such as 81-7; with a mistake in it if `kind` is "digit" or "again"."""
     number = max(len(values) - 1, 0) if kind == "again" else len(values)
     operation = problem.steps[min(number, len(problem.steps) - 1)][0]
     if number and values and number < len(problem.steps):
-        # from what the tool said, which a mistake may have changed
+        # from the tool's answer, which a mistake may have changed
         operation = values[number - 1] + _rest_of(operation)
     if kind == "digit":
         places = [place for place, character in enumerate(operation) if character.isdigit()]
@@ -82,7 +83,7 @@ def operation_of(problem: Problem, values: list[str], kind: str, rng: random.Ran
 
 
 def _rest_of(operation: str) -> str:
-    """From the operator on: +58 of 23+58."""
+    """Return the text after the first number: +58 of 23+58."""
     place = next(place for place, character in enumerate(operation) if place and character in "+-*")
     return operation[place:]
 

@@ -1,10 +1,10 @@
-"""One episode of a text task: runs the tools, answers malformed calls, counts, and holds limits and deadlines.
+"""One episode of a text task: runs the tools, answers malformed calls, counts, and enforces limits and deadlines.
 
     step(message) ─┬─ tool calls, readable or not ─► a tool message for each, the same agent replies again
                    └─ text alone ─► TextTask.reply ─► Ask: the next agent replies ─ or ─ Done
 
-What always holds: whatever a model writes, `step` gives an outcome. A fault of the task itself raises `EnvError`; a stage
-that takes too long raises `ActorFrozen`, and the episode is played again.
+`step` returns an outcome for any text that a model writes. A fault of the task itself raises `EnvError`; a stage that takes
+too long raises `ActorFrozen`, and the episode is run again.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ T = TypeVar("T")
 class TextEpisode:
     """Implements `vla_rl.types.TextEnv` for one task and one episode.
 
-    The info of every outcome has `num_turns`, `num_tool_calls`, `tool_faults` (how often, by kind) and `rewards` (what each
-    agent earned so far, by name). At the end it has `is_success` and `stop`, which is "finished", or the limit that ended
-    the episode: "max_turns", "max_tool_calls" or "max_characters".
+    The info of every outcome has `num_turns`, `num_tool_calls`, `tool_faults` (counts by kind) and `rewards` (each agent's
+    total so far, by name). At the end it has `is_success` and `stop`, which is "finished", or the limit that ended the
+    episode: "max_turns", "max_tool_calls" or "max_characters".
     """
 
     def __init__(self, task: TextTask, episode: EpisodeSpec, sandbox: Sandbox) -> None:
@@ -44,7 +44,7 @@ class TextEpisode:
         return self._episode
 
     async def reset(self) -> TextStart:
-        """Set the task up. Raises: EnvError where it raises or says nothing; ActorFrozen where it takes too long."""
+        """Set the task up. Raises: EnvError if it raises or returns no message; ActorFrozen if it takes too long."""
         self._require("new", "an episode is reset once; lease the next one")
         self._task.attach(self._sandbox)
         self._rewards = dict.fromkeys(self._task.agents, 0.0)
@@ -59,8 +59,8 @@ class TextEpisode:
         return TextStart(messages=messages, tools=tools, agent=self._agent)
 
     async def step(self, message: Message) -> TextOutcome:
-        """What the reply of the agent whose turn it was leads to. Raises: EnvError for a fault of the task itself."""
-        self._require("open", "begin with reset(), and end where an outcome is terminated or truncated")
+        """Pass on the current agent's reply, and return the outcome. Raises: EnvError for a fault of the task itself."""
+        self._require("open", "call reset() first, and stop after an outcome that is terminated or truncated")
         self._num_turns += 1
         self._num_characters += _characters_of((message,))
         if message.tool_calls or message.call_errors:
@@ -76,11 +76,11 @@ class TextEpisode:
         return self._outcome(messages, done, tools=tools)
 
     def end(self) -> None:
-        """End the lease: nothing more can be asked of it."""
+        """End the lease; the episode can no longer be used."""
         self._state = "over"
 
     async def _answer_calls(self, message: Message) -> TextOutcome:
-        """A tool message for each call; the calls of one reply run at the same time."""
+        """Return a tool message for each call; the calls of one reply run at the same time."""
         self._faults["unreadable"] += len(message.call_errors)
         answers = [Message(role="tool", content=f"error: {error}") for error in message.call_errors]
         room = self._task.limits.max_tool_calls - self._num_tool_calls
@@ -104,12 +104,12 @@ class TextEpisode:
         self._agent = ask.agent
         messages = (Message(role="user", content=ask.say),) if isinstance(ask.say, str) else tuple(ask.say)
         if not messages and self._state == "new":
-            raise EnvError(f"{self._name}.setup says nothing, expected at least one message.")
+            raise EnvError(f"{self._name}.setup returned no message, expected at least one.")
         self._num_characters += _characters_of(messages)
         return messages, self._toolbox().list_tools()
 
     def _toolbox(self) -> Toolbox:
-        """The current agent's tools; a wrong definition is the task's fault, not the model's."""
+        """The current agent's tools; a wrong definition is an error of the task, not of the model."""
         if self._agent not in self._toolboxes:
             try:
                 functions = self._task.tools(self._agent)

@@ -1,10 +1,10 @@
-"""Text environments for episodes: the same contract as a pool of simulators, without a process for each.
+"""A pool of text environments: the same contract as a pool of simulators, without a process for each.
 
     async with TextEnvPool(TextPoolConfig(num_envs=64)) as pool:
         async with pool.lease(episode) as env:      # `episode.env` names the task: `EnvSpec(id="text/arithmetic")`
             start = await env.reset()
 
-An episode is a coroutine in this loop; only tools, scorers and code run elsewhere, in the sandbox that the pool owns.
+An episode is a coroutine in this loop; tools, scorers and code run in the sandbox that the pool owns.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from vla_rl.types import Config, EnvSpec, EpisodeSpec
 
 
 class TextPoolConfig(Config, frozen=True, kw_only=True):
-    """How many text episodes play at a time, and what is behind them."""
+    """Number of concurrent text episodes, and their sandbox."""
 
     num_envs: int = 64
-    """Episodes at a time; each is a coroutine, so hundreds cost little."""
+    """Number of concurrent episodes; each is a coroutine, so hundreds cost little."""
 
     sandbox: SandboxConfig = SandboxConfig()
     """Processes for tools, scorers and code."""
@@ -38,8 +38,8 @@ class TextEnvPool:
     """Implements `vla_rl.types.EnvPool` for text environments.
 
     Args:
-        config: sizes.
-        specs: environments that will be played, as far as that is known: a wrong name or argument is refused on entering.
+        config: sizes and sandbox.
+        specs: environments that will be used, if known: a wrong name or argument is rejected on entering.
 
     Raises on entering: ConfigError for a spec that cannot be made.
     """
@@ -71,14 +71,14 @@ class TextEnvPool:
 
     @property
     def num_envs(self) -> int:
-        """How many episodes can play at the same time."""
+        """Number of episodes that can run at the same time."""
         return self._config.num_envs
 
     @asynccontextmanager
     async def lease(self, episode: EpisodeSpec) -> AsyncIterator[TextEpisode]:
-        """An environment for this episode; leaving the context frees it, whatever state it is in.
+        """Lease an environment for this episode; leaving the context frees it in any state.
 
-        Raises: ConfigError where the environment cannot be made; RuntimeError where the pool is not open.
+        Raises: ConfigError if the environment cannot be made; RuntimeError if the pool is not open.
         """
         if not self._is_open:
             raise RuntimeError("the pool of text environments is not open; use `async with`.")
@@ -98,7 +98,7 @@ class TextEnvPool:
             self._free.release()
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the start; keys read like paths."""
+        """Return counts since the start; keys read like paths."""
         calls: Counter[str] = self._sandbox.counts
         return {
             "text/leases": float(self._num_leases),

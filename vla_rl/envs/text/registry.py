@@ -1,4 +1,4 @@
-"""Text environments by name: a short table of ids, and any class by `module:Class`."""
+"""Registry of text environments: a short table of ids, and any class by `module:Class`."""
 
 import difflib
 import importlib
@@ -16,7 +16,9 @@ _REGISTRY: Final[dict[str, str]] = {}
 
 
 def register_text_task(task_id: str, path: str) -> None:
-    """Make `module:Class` known as `task_id`, such as `text/arithmetic`. Raises: ValueError where it is known as another."""
+    """Register `module:Class` as `task_id`, such as `text/arithmetic`. Raises: ValueError if the id is taken by another
+    class.
+    """
     if ":" not in path or ":" in task_id:
         raise ValueError(f"{task_id!r} at {path!r}: expected an id without a colon, and `module:Class`.")
     if _REGISTRY.setdefault(task_id, path) != path:
@@ -24,12 +26,12 @@ def register_text_task(task_id: str, path: str) -> None:
 
 
 def text_task_ids() -> tuple[str, ...]:
-    """All registered ids."""
+    """Return all registered ids."""
     return tuple(sorted(_REGISTRY))
 
 
 def is_text_task(spec: EnvSpec) -> bool:
-    """Whether an environment is a text environment: registered here, or a `module:Class` of one."""
+    """Return whether an environment is a text environment: registered here, or a `module:Class` of one."""
     if spec.id in _REGISTRY:
         return True
     module, _, name = spec.id.partition(":")
@@ -38,7 +40,7 @@ def is_text_task(spec: EnvSpec) -> bool:
 
 
 def make_text_task(spec: EnvSpec) -> TextTask:
-    """A new task. Raises: ConfigError for an unknown id, class or keyword, with the nearest match, or a wrong value."""
+    """Make a new task. Raises: ConfigError for an unknown id, class or keyword, with the nearest match, or a wrong value."""
     if spec.wrappers:
         raise ConfigError(f"{spec.id!r} is a text environment, which takes no wrappers of gymnasium: {spec.wrappers}")
     task_class = text_task_class(spec.id)
@@ -52,7 +54,7 @@ def make_text_task(spec: EnvSpec) -> TextTask:
 
 
 def text_task_class(task_id: str) -> type[TextTask]:
-    """The class behind an id or a `module:Class`. Raises: ConfigError with the nearest match."""
+    """Return the class of an id or a `module:Class`. Raises: ConfigError with the nearest match."""
     path = _REGISTRY.get(task_id, task_id)
     if ":" not in path:
         near = difflib.get_close_matches(task_id, _REGISTRY, n=1, cutoff=0.4)
@@ -86,7 +88,7 @@ def _module(name: str, task_id: str) -> Any:
 
 
 def _checked_kwargs(task_class: type[TextTask], spec: EnvSpec) -> dict[str, Any]:
-    """The keyword arguments, each as its type hint says: a list becomes a tuple, a text a path, and so on."""
+    """Convert the keyword arguments to their type hints: a list becomes a tuple, a text a path, and so on."""
     parameters = inspect.signature(task_class).parameters
     hints = typing.get_type_hints(task_class.__init__)
     checked = {}

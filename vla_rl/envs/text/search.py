@@ -17,28 +17,28 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """One result of a search."""
 
     row: int
-    """In the file, from 0."""
+    """Row in the file, from 0."""
 
     score: float
-    """BM25's; higher is nearer."""
+    """BM25 score; higher is nearer."""
 
     title: str
     text: str
 
     def as_text(self) -> str:
-        """Title, if there is one, and text."""
+        """Return the title, if there is one, and the text."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
 class SearchIndex:
     """BM25 (Robertson & Zaragoza 2009, as bm25s computes it) over the `text` and `title` of rows.
 
-    Raises: ConfigError without bm25s.
+    Raises: ConfigError if bm25s is not installed.
     """
 
     def __init__(self, rows: PromptRows) -> None:
         try:
-            import bm25s  # only where something is searched
+            import bm25s  # needed only for searches
         except ModuleNotFoundError as error:
             raise ConfigError("searching documents needs bm25s; run `pip install bm25s`") from error
         self._rows, self._bm25s = rows, bm25s
@@ -47,7 +47,7 @@ class SearchIndex:
         self._index.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
 
     def search(self, query: str, most: int) -> list[Document]:
-        """The nearest documents, the best first; those without a word of the query are left out."""
+        """Return the nearest documents, the best first; documents without a word of the query are left out."""
         tokens = self._bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
         if not tokens[0]:
             return []
@@ -63,7 +63,7 @@ class SearchIndex:
 
 
 def open_index(path: str | Path) -> SearchIndex:
-    """The index of a file of documents; made once, from whatever thread. Raises: DataError; ConfigError."""
+    """Return the index of a file of documents; built once, from any thread. Raises: DataError; ConfigError."""
     path = Path(path)
     rows = read_prompts(path, ("text",))
     key = (str(path.resolve()), path.stat().st_mtime_ns)

@@ -1,8 +1,8 @@
-"""What the author of a text environment writes: a task, which says what is asked, what tools there are, and who did well.
+"""Base class of text tasks, for authors of text environments: a task asks questions, offers tools and gives rewards.
 
     setup ─► Ask ─► (tools, as often as the agent calls them) ─► reply ─► Ask ─► ... ─► reply ─► Done
 
-`TextEpisode` does the rest: it runs the tools, answers malformed calls, and holds limits and deadlines.
+`TextEpisode` does the rest: it runs the tools, answers malformed calls, and enforces limits and deadlines.
 """
 
 import abc
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """The episode goes on: this is said, and that agent replies."""
+    """The episode continues: the agent receives this message and replies."""
 
     say: str | Sequence[Message]
-    """A text is said as the user. Messages are appended as they are, a system message for example."""
+    """Text of a user message, or messages that are appended unchanged, such as a system message."""
 
     agent: str = DEFAULT_AGENT
-    """Who replies next. An agent that had no turn yet begins its own conversation with `say`."""
+    """Agent that replies next. An agent that had no turn yet starts its own conversation with `say`."""
 
     reward: float = 0.0
-    """What the agent that just replied earns for its reply."""
+    """Reward of the agent that just replied, for its reply."""
 
     rewards: dict[str, float] = {}
-    """What agents earn beside that, by name."""
+    """Additional rewards of agents, by name."""
 
     info: Info = {}
 
@@ -40,46 +40,48 @@ class Done(msgspec.Struct, frozen=True):
     """The episode is over."""
 
     reward: float
-    """What the agent that just replied earns for its reply."""
+    """Reward of the agent that just replied, for its reply."""
 
     is_success: bool
     """Whether the task was solved."""
 
     rewards: dict[str, float] = {}
-    """What agents earn beside that, by name; a team's reward is one number for each of them."""
+    """Additional rewards of agents, by name; to reward a team, give each of them the same number."""
 
     info: Info = {}
 
 
 class TextTask(abc.ABC):
-    """One text episode, as its author sees it: a new instance for each, so its state may stand in attributes.
+    """One text episode, for its author: each episode has a new instance, so attributes may hold its state.
 
     The constructor takes plain values (`EnvSpec.kwargs`, checked against its type hints) and does no I/O. All methods run in
-    the event loop: what may take long or hang is a scorer or a plain `def` tool, which run in processes of their own.
+    the event loop. Work that may take long or hang belongs in a scorer or a plain `def` tool, which run in separate
+    processes.
     """
 
     limits: TextLimits = TextLimits()
     agents: ClassVar[tuple[str, ...]] = (DEFAULT_AGENT,)
-    """Who takes part; `Ask.agent` is one of them."""
+    """Names of the agents; `Ask.agent` is one of them."""
 
     _sandbox: "Sandbox | None" = None
 
     @abc.abstractmethod
     async def setup(self, seed: int, options: Info) -> Ask | str:
-        """Begin the episode: everything random about it comes from `seed`; `options` are `EpisodeSpec.options`."""
+        """Start the episode: everything random about it comes from `seed`; `options` are `EpisodeSpec.options`."""
 
     @abc.abstractmethod
     async def reply(self, text: str) -> Ask | Done:
-        """The agent whose turn it was has replied with text and no tool calls."""
+        """Handle the current agent's reply, which is text without tool calls."""
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
-        """The tools that `agent` has: functions with type hints and a docstring. An `async def`, which may be a method, runs
-        in the loop; a plain `def` at the top of a module runs in a process of its own, and may hang, crash or be hostile."""
+        """Return the tools of `agent`: functions with type hints and a docstring. An `async def`, which may be a method,
+        runs in the loop; a plain `def` at the top of a module runs in a separate process, and may hang, crash or be hostile.
+        """
         return ()
 
     @property
     def sandbox(self) -> "Sandbox":
-        """Processes for scorers and other dangerous work. Raises: RuntimeError outside of an episode."""
+        """Processes for scorers and other untrusted work. Raises: RuntimeError outside of an episode."""
         if self._sandbox is None:
             raise RuntimeError(
                 f"{type(self).__name__} has no sandbox outside of an episode; lease it from a TextEnvPool."
@@ -87,5 +89,5 @@ class TextTask(abc.ABC):
         return self._sandbox
 
     def attach(self, sandbox: "Sandbox") -> None:
-        """Given by the episode before `setup`."""
+        """Attach the sandbox; the episode calls this before `setup`."""
         self._sandbox = sandbox

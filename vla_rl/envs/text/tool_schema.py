@@ -1,4 +1,4 @@
-"""From a function's type hints and docstring to the tool that a model is told about, and to what its arguments must be.
+"""Build a tool's description for the model and its argument schema, from a function's type hints and docstring.
 
     def find(query: str, limit: int = 3) -> list[str]:
         \"\"\"Find pages about something.
@@ -25,9 +25,9 @@ _SECTION = re.compile(r"^(Args|Arguments|Returns|Raises|Yields|Examples?|Notes?)
 
 
 def arguments_type(function: Callable[..., Any]) -> type[msgspec.Struct]:
-    """A struct with one field a parameter, closed to unknown ones: decoding into it checks a call's arguments.
+    """Return a struct with one field for each parameter, closed to unknown ones: decoding into it checks a call's arguments.
 
-    Raises: TypeError for a parameter without a type hint, `*args`, or a hint that no JSON can have.
+    Raises: TypeError for a parameter without a type hint, `*args`, or a hint that JSON cannot represent.
     """
     hints = get_type_hints(function, include_extras=True)
     words = _parameter_words(inspect.getdoc(function) or "")
@@ -38,16 +38,16 @@ def arguments_type(function: Callable[..., Any]) -> type[msgspec.Struct]:
     try:
         msgspec.json.schema(made)
     except TypeError as error:
-        raise TypeError(f"tool {_name_of(function)!r} has a type hint that no JSON can have: {error}") from error
+        raise TypeError(f"tool {_name_of(function)!r} has a type hint that JSON cannot represent: {error}") from error
     return made
 
 
 def tool_spec(function: Callable[..., Any], arguments: type[msgspec.Struct]) -> ToolSpec:
-    """The tool as a model is told about it. Raises: TypeError for a tool without a docstring."""
+    """Describe the tool for the model. Raises: TypeError for a tool without a docstring."""
     name = _name_of(function)
     description = _description(inspect.getdoc(function) or "")
     if not description:
-        raise TypeError(f"tool {name!r} has no docstring, expected one: it is what the model is told about the tool.")
+        raise TypeError(f"tool {name!r} has no docstring; add one, because it describes the tool to the model.")
     (whole,), components = msgspec.json.schema_components([arguments], ref_template="#/$defs/{name}")
     parameters = dict(components.pop(whole["$ref"].rsplit("/", 1)[1]))
     parameters.pop("title", None)
@@ -70,7 +70,7 @@ def _field_of(
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
         raise TypeError(f"{label} is {parameter.kind.description}, expected parameters that can be given by name.")
     if parameter.name not in hints:
-        raise TypeError(f"{label} has no type hint, expected one: the model is told what to give.")
+        raise TypeError(f"{label} has no type hint; add one, because it describes the argument to the model.")
     hint = hints[parameter.name]
     if parameter.name in words:
         hint = Annotated[hint, msgspec.Meta(description=words[parameter.name])]
@@ -80,7 +80,7 @@ def _field_of(
 
 
 def _description(docstring: str) -> str:
-    """The docstring up to its first section."""
+    """Return the docstring up to its first section."""
     kept = []
     for line in docstring.splitlines():
         if _SECTION.match(line):
@@ -90,7 +90,7 @@ def _description(docstring: str) -> str:
 
 
 def _parameter_words(docstring: str) -> dict[str, str]:
-    """What the section `Args:` says of each parameter; one line, or more that are indented further."""
+    """Return the description of each parameter from the section `Args:`; one line, or more that are indented further."""
     words: dict[str, str] = {}
     section, current = "", ""
     for line in docstring.splitlines():

@@ -1,7 +1,7 @@
-"""Tools that a model may call: checked arguments, deadlines, and an answer whatever happens.
+"""Tools that a model may call: with checked arguments, deadlines, and an answer in every case.
 
 A tool is a function with type hints and a docstring. An `async def` runs in the event loop and must not block it; a plain
-`def` at the top of a module runs in a child process, is killed at its deadline, and may do whatever it likes until then.
+`def` at the top of a module runs in a child process, is killed at its deadline, and may block or crash until then.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ ToolFault: TypeAlias = Literal["unknown_tool", "bad_arguments"] | Fault
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a tool call."""
+    """Result of a tool call."""
 
     text: str
-    """What the model reads: the result, or what went wrong."""
+    """Text for the model: the result, or the error."""
 
     fault: ToolFault | None = None
-    """None where the tool ran to its end."""
+    """Kind of fault; None if the tool ran to its end."""
 
 
 class Tool:
     """One tool.
 
     Args:
-        function: with type hints and a docstring.
+        function: function with type hints and a docstring.
 
-    Raises: TypeError for a function that cannot be a tool, with what it lacks.
+    Raises: TypeError for a function that cannot be a tool, naming what is missing.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -52,8 +52,8 @@ class Toolbox:
 
     Args:
         functions: the tools.
-        sandbox: where plain functions run.
-        limits: `tool_timeout_s` and `max_answer_characters` hold here.
+        sandbox: processes in which plain functions run.
+        limits: `tool_timeout_s` and `max_answer_characters` apply here.
 
     Raises: TypeError for a function that cannot be a tool; ValueError for two of one name.
     """
@@ -72,11 +72,11 @@ class Toolbox:
             self._tools[tool.spec.name] = tool
 
     def list_tools(self) -> tuple[ToolSpec, ...]:
-        """The tools as a model is told about them."""
+        """Return the descriptions of the tools for the model."""
         return tuple(tool.spec for tool in self._tools.values())
 
     async def aexecute(self, name: str, arguments: str | Mapping[str, Any]) -> ToolAnswer:
-        """Call a tool with JSON text, or with an object. Whatever is wrong with it, or with the tool, is in the answer."""
+        """Call a tool with JSON text, or with an object. Errors of the call, or of the tool, are in the answer."""
         tool = self._tools.get(name)
         if tool is None:
             return ToolAnswer(text=f"error: there is no tool {name!r}; {self._nearest(name)}", fault="unknown_tool")
@@ -92,7 +92,7 @@ class Toolbox:
         return msgspec.structs.replace(answer, text=shortened(answer.text, self._limits.max_answer_characters))
 
     async def answer(self, call: ToolCall) -> tuple[Message, ToolAnswer]:
-        """The tool message that answers a call, and what came of it."""
+        """Return the tool message that answers a call, and its result."""
         answer = await self.aexecute(call.name, call.arguments)
         return Message(role="tool", content=answer.text, tool_call_id=call.id, name=call.name), answer
 
@@ -106,7 +106,7 @@ class Toolbox:
                 return ToolAnswer(text=f"error: {type(error).__name__}: {error}", fault="raised")
             text = f"error: {tool.spec.name!r} took longer than {self._limits.tool_timeout_s:g} s and was stopped"
             return ToolAnswer(text=text, fault="timed_out")
-        except Exception as error:  # whatever a tool raises is for the model to read
+        except Exception as error:  # the model reads every exception of a tool
             return ToolAnswer(text=f"error: {type(error).__name__}: {error}", fault="raised")
 
     async def _in_process(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
@@ -123,7 +123,7 @@ class Toolbox:
 
 
 def as_text(value: Any) -> str:
-    """What a tool returned, as a model reads it: text as it is, all else as JSON."""
+    """Return a tool's result as the model reads it: text unchanged, all else as JSON."""
     if isinstance(value, str):
         return value
     try:
@@ -133,7 +133,7 @@ def as_text(value: Any) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """`text`, its end cut off where it has more than `most` characters, and saying so."""
+    """Cut `text` to `most` characters if it is longer, with a note."""
     if len(text) <= most:
         return text
     return f"{text[:most]}\n[{len(text) - most} more characters were left out]"
@@ -144,7 +144,7 @@ def _fields(given: msgspec.Struct) -> dict[str, Any]:
 
 
 def _expectation(tool: Tool) -> str:
-    """The arguments of a tool in few words: `{"query": string, "limit": integer (optional)}`."""
+    """Describe the arguments of a tool briefly: `{"query": string, "limit": integer (optional)}`."""
     required = set(tool.spec.parameters.get("required", ()))
     parts = [
         f'"{name}": {schema.get("type", "any")}' + ("" if name in required else " (optional)")

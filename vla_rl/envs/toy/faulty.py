@@ -1,4 +1,4 @@
-"""An environment that misbehaves on request, for tests of whatever must survive one."""
+"""An environment that fails on request, for tests of fault tolerance."""
 
 import enum
 import os
@@ -14,7 +14,7 @@ from vla_rl.types import Info, Observation
 
 
 class Fault(enum.Enum):
-    """What goes wrong."""
+    """Kind of fault."""
 
     RAISE = "raise"
     WRONG_SHAPE = "wrong_shape"
@@ -32,14 +32,14 @@ class Fault(enum.Enum):
 class FaultyEnv(ToyReachEnv):
     """`ToyReachEnv`, except that `fault` happens at control step `at_step` of an episode, at most `times` times.
 
-    How often it happened is kept in the folder `ledger`, one file for each time, so that the count survives the process:
-    an episode that is played again after a fault is sound once `times` is used up. Without a ledger it is kept in memory.
+    The number of faults is stored in the folder `ledger`, one file for each, so that the count survives the process: an
+    episode that is run again after a fault succeeds once `times` is used up. Without a ledger it is kept in memory.
 
     Args:
-        fault: "raise", "wrong_shape", "wrong_dtype", "missing_key", "not_finite_reward" (steps only), "never_answer",
-            "exit" (code 3), "kill" (SIGKILL), "stop" (SIGSTOP), "ask" (reads a line from stdin), "leak" (keeps 32 MiB).
+        fault: "raise", "wrong_shape", "wrong_dtype", "missing_key", "not_finite_reward" (steps only), "never_answer", "exit"
+            (code 3), "kill" (SIGKILL), "stop" (SIGSTOP), "ask" (reads a line from stdin), "leak" (keeps 32 MiB).
         at_step: 0 is the reset, 1 the first control step.
-        times: how often it happens before the environment is sound.
+        times: number of faults before the environment works.
         ledger: an existing folder, or None.
         task_id, step_limit: as in `ToyReachEnv`.
     """
@@ -63,14 +63,14 @@ class FaultyEnv(ToyReachEnv):
         self._kept: list[np.ndarray] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin an episode, or fail to."""
+        """Start an episode, or fail."""
         observation, info = super().reset(seed=seed, options=options)
         if self._at_step == 0 and self._is_due():
             observation = self._misbehave(observation)
         return observation, info
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
-        """Move the hand, or fail to."""
+        """Move the hand, or fail."""
         observation, reward, terminated, truncated, info = super().step(action)
         if self._num_steps == self._at_step and self._is_due():
             observation = self._misbehave(observation)

@@ -1,4 +1,4 @@
-"""A reaching task that takes microseconds, needs both eyes and ears, and whose optimum is known in closed form."""
+"""A reaching task that takes microseconds, needs both picture and instruction, and has a known optimum in closed form."""
 
 import json
 import math
@@ -35,7 +35,7 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
     """Move a white hand into the square of the colour that the instruction names.
 
     The arena is [-1, 1] x [-1, 1], x to the right and y up. Four coloured squares lie in its corners, in an order that only
-    the picture shows; the hand starts near the middle. Which colour is meant, only the instruction says.
+    the picture shows; the hand starts near the middle. Only the instruction names the colour.
 
     Observation:
         image: uint8 [32, 32, 3], RGB, upright.
@@ -52,9 +52,9 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
     Args:
         task_id: 0 to 3 always asks for red, green, blue or yellow; None draws the colour at each reset.
         action_dim: dimensions of the action, >= 2.
-        step_size: how far one control step can move the hand along each axis, in arena units.
-        step_limit: control steps before the episode is truncated. (`gymnasium.make` keeps `max_episode_steps` for a
-            wrapper of its own, which works too but can only shorten an episode.)
+        step_size: largest move of the hand along each axis in one control step, in arena units.
+        step_limit: control steps before the episode is truncated. (`gymnasium.make` keeps `max_episode_steps` for a wrapper
+            of its own, which works too but can only shorten an episode.)
         render_mode: "rgb_array" or None.
     """
 
@@ -95,7 +95,7 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         self._picture = np.zeros((IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin an episode, drawn from `seed` or taken from the fixed list by `options={"init_state_id": k}`."""
+        """Start an episode, drawn from `seed` or taken from the fixed list by `options={"init_state_id": k}`."""
         super().reset(seed=seed)
         unknown = set(options or {}) - {"init_state_id"}
         if unknown:
@@ -125,24 +125,24 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._observe(), float(is_success), terminated, truncated, {"is_success": is_success}
 
     def render(self) -> np.ndarray | None:
-        """The picture as it is now, enlarged to 256 x 256; None without a render mode."""
+        """Return the current picture, enlarged to 256 x 256; None without a render mode."""
         if self.render_mode is None:
             return None
         return self._draw().repeat(_RENDER_SCALE, axis=0).repeat(_RENDER_SCALE, axis=1)
 
     def optimal_action(self) -> np.ndarray:
-        """The action that reaches the right square in the fewest steps from here: float32 [action_dim]."""
+        """Return the action that reaches the right square in the fewest steps from here: float32 [action_dim]."""
         action = np.zeros(self.action_space.shape or (), np.float32)
         action[:2] = np.clip((_CENTRES[self._goal_place] - self._hand) / self._step_size, -1.0, 1.0)
         return action
 
     def optimal_num_steps(self) -> int:
-        """The fewest control steps from here into the right square."""
+        """Return the fewest control steps from here into the right square."""
         distance = float(np.abs(_CENTRES[self._goal_place] - self._hand).max())
         return max(0, math.ceil((distance - HALF_WIDTH) / self._step_size - _TOLERANCE))
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that decides what follows, as plain values that may travel to another process."""
+        """Return all state that later steps depend on, as plain values that can be sent to another process."""
         return {
             "hand": self._hand.copy(),
             "order": self._order.copy(),
@@ -153,7 +153,7 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         }
 
     def set_state(self, state: dict[str, Any]) -> Observation:
-        """Go on from a state that `get_state` gave, here or elsewhere; returns the observation there."""
+        """Continue from a state that `get_state` returned, in this process or another; return the observation there."""
         self._hand = np.array(state["hand"], np.float64)
         self._order = np.array(state["order"])
         self._goal, self._num_steps, self._is_over = state["goal"], state["num_steps"], state["is_over"]

@@ -1,4 +1,4 @@
-"""Sums that need a calculator, in very few characters: what a character-level model of two million parameters can learn.
+"""Sums that need a calculator, in few characters, so that a character-level model of two million parameters can learn them.
 
     user       23+58-7=?
     assistant  calc {"e": "23+58"}
@@ -24,20 +24,20 @@ from vla_rl.types import Info
 _OPERATION = re.compile(r"\s*(-?\d{1,12})\s*([+*-])\s*(-?\d{1,12})\s*")
 _NUMBER = re.compile(r"-?\d{1,24}")
 UNREADABLE = "?"
-"""What the calculator says to anything but one operation."""
+"""The calculator's answer to anything but one operation."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A chain of operations whose value is the same from left to right as by the usual rules."""
+    """A chain of operations whose value from left to right equals that by the usual rules."""
 
     text: str
     value: int
     steps: tuple[tuple[str, int], ...]
-    """Each operation as the calculator takes it, and its value: ("23+58", 81), ("81-7", 74)."""
+    """Each operation in the calculator's notation, and its value: ("23+58", 81), ("81-7", 74)."""
 
 
 def draw_problem(seed: int, *, num_operators: int, num_digits: int, operators: str) -> Problem:
-    """The problem of a seed. Numbers have `num_digits` digits, and no value on the way is below 0; products come first."""
+    """Draw the problem of a seed. Numbers have `num_digits` digits, no value on the way is below 0; products come first."""
     rng = random.Random(seed)
 
     def number() -> int:
@@ -58,13 +58,13 @@ def draw_problem(seed: int, *, num_operators: int, num_digits: int, operators: s
 
 
 def calculate(expression: str) -> int | None:
-    """The value of one operation; None for anything else."""
+    """Compute one operation; return None for anything else."""
     match = _OPERATION.fullmatch(expression)
     return None if match is None else _value_of(int(match.group(1)), match.group(2), int(match.group(3)))
 
 
 def is_answer(text: str, value: int) -> bool:
-    """Whether a reply is this number and nothing else."""
+    """Return whether a reply is this number and nothing else."""
     return _NUMBER.fullmatch(text.strip()) is not None and int(text) == value
 
 
@@ -72,12 +72,12 @@ class ArithmeticTask(TextTask):
     """One sum, a calculator, and an answer that is checked. Reward: 1 for success, 0 otherwise.
 
     Args:
-        num_operators: operations in the problem, and calls that it takes.
+        num_operators: operations in the problem, and calls that it needs.
         num_digits: digits of its numbers.
-        operators: out of "+-*" to draw from; one that stands there twice is drawn twice as often.
-        min_tool_calls: a right answer after fewer calculations is no success; None for one an operator, 0 for a model
-            that may do sums in its head.
-        max_turns: replies in an episode; None for twice as many as it takes.
+        operators: characters of "+-*" to draw from; one that is listed twice is drawn twice as often.
+        min_tool_calls: a right answer after fewer calculations is not a success; None for one for each operator, 0 for a
+            model that may answer without the calculator.
+        max_turns: largest number of replies in an episode; None for twice as many as needed.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class ArithmeticTask(TextTask):
         self._num_calculations = 0
 
     async def setup(self, seed: int, options: Info) -> str:
-        """The problem, as `23+58-7=?`."""
+        """Return the problem, as `23+58-7=?`."""
         self._problem = draw_problem(
             seed, num_operators=self._num_operators, num_digits=self._num_digits, operators=self._operators
         )
         return f"{self._problem.text}=?"
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
-        """The calculator."""
+        """Return the calculator."""
         return (self.calc,)
 
     async def calc(self, e: str) -> str:
@@ -114,7 +114,7 @@ class ArithmeticTask(TextTask):
         return str(value)
 
     async def reply(self, text: str) -> Done:
-        """The answer: a number, and nothing else."""
+        """Check the answer: a number, and nothing else."""
         is_right = is_answer(text, self._problem.value)
         is_success = is_right and self._num_calculations >= self._min_tool_calls
         info = {"is_right": is_right, "num_calculations": self._num_calculations}
@@ -122,7 +122,7 @@ class ArithmeticTask(TextTask):
 
 
 def check_difficulty(num_operators: int, num_digits: int, operators: str) -> None:
-    """Raise ValueError unless problems can be drawn like this."""
+    """Raise ValueError unless problems can be drawn with these values."""
     if not 1 <= num_operators <= 8 or not 1 <= num_digits <= 6 or not operators or set(operators) - set("+-*"):
         raise ValueError(
             f"num_operators={num_operators}, num_digits={num_digits}, operators={operators!r}: expected 1 to 8 operators "

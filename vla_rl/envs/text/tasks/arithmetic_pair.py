@@ -19,10 +19,10 @@ class ArithmeticPairTask(TextTask):
 
     Args:
         num_operators, num_digits, operators: as in `ArithmeticTask`.
-        num_rounds: proposals that the solver has.
+        num_rounds: largest number of proposals of the solver.
         credit: "team": both earn 1 for success, at the end. "own": the solver earns 1 at the end if its last proposal is
             right, the checker a share of 1 for every verdict that is right.
-        max_turns: replies in an episode, of both; None for twice as many as it takes.
+        max_turns: largest number of replies in an episode, of both agents; None for twice as many as needed.
     """
 
     agents = ("solver", "checker")
@@ -47,14 +47,14 @@ class ArithmeticPairTask(TextTask):
         self._is_checking = False
 
     async def setup(self, seed: int, options: Info) -> Ask:
-        """The solver's problem."""
+        """Return the solver's problem."""
         self._problem = draw_problem(
             seed, num_operators=self._num_operators, num_digits=self._num_digits, operators=self._operators
         )
         return Ask(f"{self._problem.text}=?", agent="solver")
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
-        """The calculator, for both."""
+        """Return the calculator, for both agents."""
         return (self.calc,)
 
     async def calc(self, e: str) -> str:
@@ -63,7 +63,7 @@ class ArithmeticPairTask(TextTask):
         return UNREADABLE if value is None else str(value)
 
     async def reply(self, text: str) -> Ask | Done:
-        """A proposal, or a verdict on the last one."""
+        """Handle a proposal, or a verdict on the last one."""
         self._is_checking = not self._is_checking
         if self._is_checking:
             self._proposals.append(text.strip()[:24])
@@ -80,6 +80,6 @@ class ArithmeticPairTask(TextTask):
         info = {"is_right": is_right, "num_proposals": len(self._proposals)}
         if self._is_team:
             return Done(float(is_success), is_success, rewards={"solver": float(is_success)}, info=info)
-        if verdict == "y":  # the rounds that were saved count like the verdict that saved them
+        if verdict == "y":  # saved rounds count like the verdict that saved them
             earned *= self._num_rounds - len(self._proposals) + 1
         return Done(earned, is_success, rewards={"solver": float(is_right)}, info=info)

@@ -14,15 +14,15 @@ from vla_rl.types import Info, Message
 
 
 class QuestionTask(TextTask):
-    """One row of a data set: `options={"row": 17}` says which, otherwise the seed does. Reward: the score.
+    """One row of a data set, selected by `options={"row": 17}` or else by the seed. Reward: the score.
 
     Args:
         data: a `.parquet` or `.jsonl` file (see `vla_rl.data.prompts`).
         scorer: `exact`, `match`, `math`, `code`, or `module:function` (see `vla_rl.scoring`).
-        prompt_field: what is asked: a text, or a list of messages with `role` and `content`.
-        answer_field: what the scorer compares with; `code`: a list of tests `{"stdin": ..., "stdout": ...}`.
-        system: said first, as the system; the format that an answer is to have, for example.
-        success_at: scores from here on count as success.
+        prompt_field: column of the question: a text, or a list of messages with `role` and `content`.
+        answer_field: column that the scorer compares with; for `code`, a list of tests `{"stdin": ..., "stdout": ...}`.
+        system: system message at the start, for example the expected format of an answer.
+        success_at: lowest score that counts as success.
     """
 
     limits = TextLimits(max_turns=1)
@@ -41,7 +41,7 @@ class QuestionTask(TextTask):
         self._scorer = make_scorer(scorer, answer_field=answer_field)
 
     async def setup(self, seed: int, options: Info) -> Ask:
-        """The question. Raises: DataError for a row that is not there, or is no question."""
+        """Return the question. Raises: DataError if the row does not exist, or is not a question."""
         rows = await asyncio.to_thread(read_prompts, self._data, self._fields)
         number = options.get("row", seed % len(rows))
         if not isinstance(number, int) or not 0 <= number < len(rows):
@@ -51,7 +51,7 @@ class QuestionTask(TextTask):
         return Ask(conversation_about(self._row[self._fields[0]], self._system, label))
 
     async def reply(self, text: str) -> Done:
-        """The answer, scored. Raises: DataError for a row whose answer the scorer cannot compare with."""
+        """Score the answer. Raises: DataError if the scorer cannot compare with the row's answer."""
         try:
             score = await self._scorer(self.sandbox, text, self._row)
         except DataError as error:
@@ -61,13 +61,13 @@ class QuestionTask(TextTask):
 
 
 class SearchTask(QuestionTask):
-    """A question whose answer stands in documents that a tool searches.
+    """A question whose answer is in documents that a tool searches.
 
     Args:
         data, scorer, prompt_field, answer_field, system: as in `QuestionTask`.
-        documents: a `.parquet` or `.jsonl` file with `text` and, if there is one, `title` in every row.
-        max_turns: replies in an episode, searches included.
-        max_results: documents that one search gives at most.
+        documents: a `.parquet` or `.jsonl` file with `text` and, optionally, `title` in every row.
+        max_turns: largest number of replies in an episode, including searches.
+        max_results: largest number of documents that one search returns.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class SearchTask(QuestionTask):
         self._index: SearchIndex | None = None
 
     async def setup(self, seed: int, options: Info) -> Ask:
-        """The question, once the index is there."""
+        """Open the index and return the question."""
         self._index = await asyncio.to_thread(open_index, self._documents)
         return await super().setup(seed, options)
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
-        """The search."""
+        """Return the search tool."""
         return (self.search,)
 
     async def search(self, query: str) -> str:
@@ -107,16 +107,16 @@ class SearchTask(QuestionTask):
 
 
 def conversation_about(asked: Any, system: str, label: str) -> tuple[Message, ...]:
-    """How a conversation about a prompt begins: what the system says, if it says anything, and the prompt.
+    """Return the first messages about a prompt: the system message, if there is one, and the prompt.
 
-    Raises: DataError, with the label, where the prompt is neither text nor messages.
+    Raises: DataError, with the label, if the prompt is neither text nor messages.
     """
     messages = messages_of(asked, label)
     return (Message(role="system", content=system), *messages) if system else messages
 
 
 def messages_of(asked: Any, label: str) -> tuple[Message, ...]:
-    """A prompt as messages. Raises: DataError where it is neither text nor messages."""
+    """Return a prompt as messages. Raises: DataError if it is neither text nor messages."""
     if isinstance(asked, str):
         return (Message(role="user", content=asked),)
     is_list = isinstance(asked, list) and len(asked) > 0
