@@ -69,7 +69,9 @@ def test_a_saved_state_goes_on_to_the_same_bits(object_env: LiberoEnv, actions: 
 
 def test_a_state_of_another_task_is_refused(object_env: LiberoEnv, goal_env: LiberoEnv) -> None:
     goal_env.reset(options={"init_state_id": 0})
-    with pytest.raises(ValueError, match="the state is one of libero_goal/7, this environment plays libero_object/1"):
+    with pytest.raises(
+        ValueError, match="the state is one of libero_goal/7, this environment has the task libero_object/1"
+    ):
         object_env.set_state(goal_env.get_state())
 
 
@@ -91,7 +93,7 @@ def test_a_state_of_another_scene_or_physics_is_refused_and_changes_nothing(
     try:
         other.reset(options={"init_state_id": 5})
         before = other.get_state()
-        with pytest.raises(ValueError, match=f"{message}.*make this environment as that one was made"):
+        with pytest.raises(ValueError, match=f"{message}.*make this environment with the same value"):
             other.set_state(saved)
         np.testing.assert_equal(other.get_state(), before)
     finally:

@@ -192,7 +192,7 @@ def test_a_task_of_each_kind_of_perturbation_is_played(suite: str, perturbation:
 @pytest.mark.parametrize("perturbation", ["background", "layout", "light"])
 def test_a_variant_whose_assets_are_not_there_names_the_file(perturbation: str) -> None:
     task = _first("liberoplus.libero_object", perturbation)
-    with pytest.raises(FileNotFoundError, match=r"assets in .* are not complete: liberoplus\.libero_object/\d+"):
+    with pytest.raises(FileNotFoundError, match=r"assets in .* are incomplete: liberoplus\.libero_object/\d+"):
         LiberoEnv(task.suite, task.task_id, **STAND_INS)
 
 

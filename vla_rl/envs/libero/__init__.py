@@ -5,7 +5,7 @@
     observation, info = env.reset(seed=0, options={"init_state_id": 7})
 
 The tasks, initial states, goals and physics are those of hf-libero and robosuite 1.4; the pictures are drawn by MuJoCo
-itself, only when somebody will look at them.
+itself, and only if they are used.
 """
 
 from vla_rl.envs.libero.env import LiberoEnv

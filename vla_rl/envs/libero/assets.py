@@ -1,13 +1,13 @@
-"""Where LIBERO's meshes, textures and scenes come from, in this order:
+"""Search for LIBERO's meshes, textures and scenes, in this order:
 
-1. the folder that was asked for, by argument or in `VLA_RL_LIBERO_ASSETS`;
+1. the folder that is given by argument or in `VLA_RL_LIBERO_ASSETS`;
 2. the installed LIBERO's own folder;
 3. the installed wheels of LIBERO's assets (`asset_wheels`);
 4. the folder into which hf-libero downloads;
-5. the stand-ins that ship with this package, announced in one line: results with them are not comparable.
+5. the stand-ins of this package, announced in one line: results with them are not comparable.
 
-A folder that was asked for is never replaced: if it lacks a file, that file is named. Wheels that are installed only in part
-are an error, not a reason to take the next place. Nothing is downloaded on the way to an environment.
+A given folder is never replaced: if it lacks a file, the error names that file. A partial installation of the wheels is an
+error, not a reason to try the next place. Making an environment downloads nothing.
 """
 
 import importlib.resources
@@ -21,10 +21,10 @@ from vla_rl.envs.libero.tasks import libero_root
 
 ASSETS_VARIABLE = "VLA_RL_LIBERO_ASSETS"
 STAND_INS = "stand-ins"
-"""The name of the shipped stand-ins, where a folder can be given and where results record what they were made with."""
+"""The name of the stand-ins, as a value for the asset folder and in records of results."""
 
 STAND_INS_MARK = "STAND_INS.txt"
-"""A file that every tree of stand-ins has, so that a copy of it is still known for what it is."""
+"""A file that every tree of stand-ins has, so that copies of the tree are recognised."""
 
 _NEEDED = ("scenes", "textures")
 _ANNOUNCED = "VLA_RL_STAND_INS_ANNOUNCED"
@@ -49,13 +49,13 @@ class Assets:
 def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
     """Find the assets to use.
 
-    The first process of a tree that uses stand-ins prints one line on stderr. Processes that it starts afterwards find a
-    mark in their environment and print nothing, so a process that starts others calls this first.
+    The first process of a tree that uses stand-ins prints one line on stderr. Its child processes find a mark in their
+    environment and print nothing, so call this before starting other processes.
 
     Args:
-        folder: use this one, or "stand-ins" for those; None to look in all places.
+        folder: folder to use, or "stand-ins"; None to search all places.
 
-    Raises: `FileNotFoundError` naming the folder or the wheels, what is missing, and what to do.
+    Raises: `FileNotFoundError` naming the folder or the wheels, the missing file, and the remedy.
     """
     asked = folder if folder is not None else os.environ.get(ASSETS_VARIABLE) or None
     if asked is not None and os.fspath(asked) != STAND_INS:
@@ -72,10 +72,10 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
 
 
 def missing_asset(assets: Path, detail: str) -> FileNotFoundError:
-    """Return the error for a folder that lacks a file which a task needs; `detail` names the file."""
+    """Return the error for a folder that lacks a file of a task; `detail` names the file."""
     is_of_wheels = assets.as_posix().endswith(FOLDER)
     remedy = f"Install them again: `{install_command(again=True)}`." if is_of_wheels else HOW_TO_GET_ASSETS
-    return FileNotFoundError(f"the LIBERO assets in {assets} are not complete: {detail}. {remedy}")
+    return FileNotFoundError(f"the LIBERO assets in {assets} are incomplete: {detail}. {remedy}")
 
 
 def _installed() -> Assets | None:

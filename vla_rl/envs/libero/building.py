@@ -1,9 +1,9 @@
-"""Building one task's robosuite environment without cameras, and the scenes that LIBERO's resets make of it.
+"""Build one task's robosuite environment without cameras, and the scenes of LIBERO's resets.
 
-robosuite builds the model when the environment is made, places the objects, and does both again at every reset. LIBERO's
-evaluations seed once, after the construction, and reset before each trial, so that trial k has the random numbers of the
-k-th reset. Here the model is built once and placed by robosuite's own reset code; before each placement it is put back to
-what a newly built one is, and the same random numbers follow.
+robosuite builds the model and places the objects on construction, and again at every reset. LIBERO's evaluations seed once,
+after the construction, and reset before each trial, so that trial k has the random numbers of the k-th reset. Here the model
+is built once, and robosuite's own reset code places the objects. Before each placement the model is restored to its newly
+built state, so that the same random numbers follow.
 """
 
 import contextlib
@@ -23,32 +23,33 @@ from vla_rl.errors import EnvError
 
 _PLACEMENT_ATTEMPTS = 50
 _LOADS_BEFORE_A_START = 2
-"""Models that LIBERO has loaded by the end of its first reset. It keeps the samplers of doors, drawers and knobs of all of
-them, and each draws; starts that are drawn (`drawn_starts`) have this many, whatever was reset before."""
+"""Number of models that LIBERO has loaded by the end of its first reset. It keeps the samplers of doors, drawers and knobs
+of all of them, and each draws random numbers. Drawn starts (`drawn_starts`) have this many, whatever was reset before.
+"""
 
 _PLACED_FIELDS = ("body_pos", "body_quat", "site_rgba")
-"""Arrays of the model that a reset writes: where fixtures stand, and which markers are shown."""
+"""Arrays of the model that a reset writes: poses of fixtures, and visibility of markers."""
 
 T = TypeVar("T")
 
 
 class SeededResets:
-    """robosuite's environment of a task, its sensors taken out, and the resets that follow one seeding.
+    """robosuite's environment of a task, without its sensors, and the resets that follow one seeding.
 
     Args:
-        task, assets: which task, with which meshes and textures.
-        seed: what LIBERO's random numbers are seeded with, once, before the first reset.
+        task, assets: the task, and the folder of its meshes and textures.
+        seed: seed of LIBERO's random numbers, set once before the first reset.
 
-    Raises: `FileNotFoundError` naming an asset that is missing.
+    Raises: `FileNotFoundError` naming a missing asset.
     """
 
     def __init__(self, task: Task, assets: Path, seed: int) -> None:
         self.env = _loaded(task, assets)
-        """As robosuite's reset leaves it, once `advance` was called."""
+        """The environment, in the state that robosuite's reset leaves, after the first `advance`."""
 
         mujoco, model, data = load_simulator().mujoco, self.env.sim.model._model, self.env.sim.data._data
-        # a model that robosuite draws passes forward once more, when its render context is made; each pass moves the
-        # solver's warm start, and with it the last bits of what follows
+        # robosuite runs one more forward pass when it makes a render context; each pass moves the solver's warm start, and
+        # with it the last bits of what follows
         mujoco.mj_forward(model, data)
         self._new_model = {name: getattr(model, name).copy() for name in _PLACED_FIELDS}
         self._new_state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
@@ -81,7 +82,7 @@ class SeededResets:
 def _loaded(task: Task, assets: Path) -> Any:
     code = load_libero(task.package)
     code.use_assets(assets)
-    # LIBERO-plus reads camera, joints and noise from the name of the file, which need not exist under that name
+    # LIBERO-plus reads camera, joints and noise from the name of the file; no file of that name has to exist
     named = task.goal_file.with_name(f"{task.name}.bddl")
     options = {"has_offscreen_renderer": False, "use_camera_obs": False, "ignore_done": True}
     with _construction_that_only_loads(code.wrapper), _without_deprecation_warnings():
@@ -90,14 +91,14 @@ def _loaded(task: Task, assets: Path) -> Any:
         except FileNotFoundError as error:
             raise missing_asset(assets, f"{task.key} needs {error.filename}") from error
         except ValueError as error:
-            if "Error opening file" in str(error):  # MuJoCo's, of a mesh or a texture
+            if "Error opening file" in str(error):  # MuJoCo's error for a mesh or a texture
                 raise missing_asset(assets, f"{task.key}: {error}") from error
             raise
 
 
 @contextlib.contextmanager
 def _construction_that_only_loads(wrapper: Any) -> Iterator[None]:
-    """Have LIBERO make environments of classes that place nothing and make no sensors while they are constructed."""
+    """Make LIBERO construct environments of classes that place nothing and make no sensors during construction."""
     before = wrapper.TASK_MAPPING
     wrapper.TASK_MAPPING = _OnlyLoading(before)
     try:
@@ -107,14 +108,14 @@ def _construction_that_only_loads(wrapper: Any) -> Iterator[None]:
 
 
 class _OnlyLoading(dict[str, Any]):
-    """LIBERO's classes of environments by name, each replaced when it is asked for."""
+    """LIBERO's classes of environments by name, each replaced on access."""
 
     def __getitem__(self, name: str) -> Any:
         return _only_loading(super().__getitem__(name))
 
 
 def _only_loading(base: Any) -> Any:
-    """A class like `base`, under the same name, by which LIBERO checks that the goal file is for it."""
+    """Return a class like `base`, with the same name, which LIBERO compares with the goal file."""
 
     def reset_internal(self: Any) -> None:
         if self.is_constructed:
@@ -134,14 +135,14 @@ def _only_loading(base: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_deprecation_warnings() -> Iterator[None]:
-    """Third-party code runs here; nothing of ours."""
+    """Suppress deprecation warnings; only third-party code runs here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
 def retry_placement(attempt: Callable[[], T]) -> T:
-    """Try again if the random placement of objects found no room; any other error surfaces at once."""
+    """Try again if the random placement of objects found no room; other errors are raised at once."""
     for _ in range(_PLACEMENT_ATTEMPTS):
         with contextlib.suppress(load_simulator().randomization_error):
             return attempt()
@@ -150,7 +151,7 @@ def retry_placement(attempt: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed NumPy's global generator, from which LIBERO draws, and put it back afterwards."""
+    """Seed NumPy's global generator, from which LIBERO draws, and restore it afterwards."""
     with _random_numbers(None):
         np.random.seed(seed)
         yield

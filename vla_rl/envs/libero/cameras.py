@@ -1,7 +1,7 @@
-"""The pictures: the cameras of one MuJoCo model, drawn for an instant that the simulation may have left behind.
+"""Cameras of one MuJoCo model, which draw pictures of a recorded instant.
 
-Each instance has a model's cameras, an OpenGL context of its own and a scratch state, so that several environments can
-live in one process and drawing never touches the simulation. How the pictures are made is a `Look`.
+Each instance has a model's cameras, its own OpenGL context and a scratch state, so that several environments can run in one
+process and drawing never changes the simulation. A `Look` sets the quality of the pictures.
 """
 
 import atexit
@@ -18,12 +18,12 @@ from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.visible import Visible
 
 _MAX_GEOMS = 1000
-"""As robosuite has it: geoms of a scene beyond it are not drawn."""
+"""robosuite's limit: further geoms of a scene are not drawn."""
 
 _open: "weakref.WeakSet[Cameras]" = weakref.WeakSet()
 
 _inherited: list[object] = []
-"""Contexts of the process that this one is a fork of: kept to the end, because freeing one here would wait for ever."""
+"""Contexts of this process's parent, kept to the end, because freeing one in a fork would wait forever."""
 
 
 class Cameras:
@@ -58,11 +58,11 @@ class Cameras:
         _close_all_at_exit()
 
     def draw(self, drawn: Mapping[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
-        """One uint8 [size, size, 3] RGB picture for each camera named, turned by 180 degrees from OpenGL's rows.
+        """Draw one uint8 [size, size, 3] RGB picture for each named camera, rotated by 180 degrees from OpenGL's rows.
 
         Args:
-            drawn: `Sample.drawn`: the poses of everything visible at one instant, and the colours of the sites.
-            names: which cameras.
+            drawn: `Sample.drawn`: the poses of all visible things at one instant, and the colours of the sites.
+            names: names of the cameras.
         """
         if self._context is None:
             raise RuntimeError("these cameras are closed; make a new environment.")
@@ -113,7 +113,7 @@ class Cameras:
 
 @functools.cache
 def _close_all_at_exit() -> None:
-    """Registered after the first context, so that at exit contexts are freed before EGL itself is shut down."""
+    """Free all contexts at exit before EGL itself is shut down; registered after the first context."""
     atexit.register(_close_all)
 
 

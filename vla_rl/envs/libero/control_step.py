@@ -1,13 +1,13 @@
 """One control step of 50 ms, compiled: 25 substeps of physics, each with the controller's torques, in one call.
 
-robosuite computes a substep as forward, (controller's update:) forward, torques, step. The positions and velocities are
-the same in all three, so they are computed once here; but in MuJoCo 3.3 every constraint solve moves the warm start of the
-next one, so the exact mode keeps the two solves that robosuite throws away.
+robosuite computes a substep as forward, (controller's update:) forward, torques, step. The positions and velocities are the
+same in all three, so they are computed once here; but in MuJoCo 3.3 every constraint solve moves the warm start of the next
+one, so the exact mode keeps the two solves that robosuite throws away.
 
     exact:  step1, solve, solve, torques, step2         the second solve belongs to the controller's update
     fast:   step1,               torques, step2
 
-A sensor clock of robosuite's says at which substep the sensors read: poses and pictures are those of that instant.
+robosuite's sensor clock sets the substep at which the sensors read: poses and pictures are those of that instant.
 """
 
 from typing import NamedTuple
@@ -22,11 +22,11 @@ SUBSTEP_S = 0.002
 SAMPLING_PERIOD_S = 1.0 / 20
 GRIPPER_SPEED = 0.01
 _AFTER_VELOCITIES = 2
-"""`mjSTAGE_VEL`: skip what depends on positions and velocities only."""
+"""`mjSTAGE_VEL`: skip the computations that depend on positions and velocities only."""
 
 
 class Poses(NamedTuple):
-    """What the sensors read: arrays of `MjData`, live or as they were read."""
+    """Values that the sensors read: arrays of `MjData`, live or recorded."""
 
     qpos: np.ndarray
     site_xpos: np.ndarray
@@ -39,7 +39,7 @@ class Poses(NamedTuple):
     light_xpos: np.ndarray
     light_xdir: np.ndarray
     site_rgba: np.ndarray
-    """Of the model: a lit burner is a site that can be seen."""
+    """The model's site colours: a lit burner is a visible site."""
 
 
 class Simulation(NamedTuple):
@@ -53,29 +53,29 @@ class Simulation(NamedTuple):
     """[7, 2]"""
 
     gripper_ctrl: np.ndarray
-    """int64 [2], the two fingers' places in `ctrl`."""
+    """int64 [2], the two fingers' indices in `ctrl`."""
 
     gripper_range: np.ndarray
     """[2, 2], lowest and highest control of each finger."""
 
     mass_address: np.ndarray
-    """int64 [7, 7], where M[i, j] of the arm lies in `qM`; -1 for an exact zero."""
+    """int64 [7, 7], address of the arm's M[i, j] in `qM`; -1 for an exact zero."""
 
     jacobian: np.ndarray
     """[2, 3, nv] C, scratch."""
 
 
 class Command(NamedTuple):
-    """An action, as the controller takes it."""
+    """An action in the controller's units."""
 
     displacement: np.ndarray
     """[3] (m)."""
 
     rotation: np.ndarray
-    """[3, 3] C, the turn that is wanted."""
+    """[3, 3] C, the requested turn."""
 
     turns: bool
-    """False keeps the orientation that was wanted before."""
+    """False keeps the previous target orientation."""
 
     gripper: float
     """-1 opens, 1 closes, 0 stays."""
@@ -83,7 +83,7 @@ class Command(NamedTuple):
 
 @compiled
 def update_controller(functions, model, data, site, poses, simulation, c):  # type: ignore[no-untyped-def]
-    """Let the controller see the arm as it is now."""
+    """Update the controller with the arm's current state."""
     jacobian = simulation.jacobian
     call_jac_site(functions.jac_site, model, data, jacobian[0].ctypes.data, jacobian[1].ctypes.data, np.int32(site))
     c.ee_pos[:] = poses.site_xpos[site]
@@ -103,7 +103,7 @@ def update_controller(functions, model, data, site, poses, simulation, c):  # ty
 
 @compiled
 def set_goal(c, command):  # type: ignore[no-untyped-def]
-    """Where the hand should be at the end of the control step, from where it is."""
+    """Set the hand's goal at the end of the control step, relative to its current pose."""
     if command.turns:
         c.goal_ori[:] = np.dot(command.rotation, c.ee_ori_mat)
     c.goal_pos[:] = c.ee_pos + command.displacement
@@ -111,7 +111,7 @@ def set_goal(c, command):  # type: ignore[no-untyped-def]
 
 @compiled
 def _apply(simulation, torques, gripper, direction):  # type: ignore[no-untyped-def]
-    """Write the controls: clipped torques, and the fingers a little further."""
+    """Write the controls: clipped torques, and the fingers' next positions."""
     for joint in range(NUM_JOINTS):
         low, high = simulation.torque_limits[joint]
         simulation.ctrl[joint] = min(max(torques[joint], low), high)
@@ -124,7 +124,7 @@ def _apply(simulation, torques, gripper, direction):  # type: ignore[no-untyped-
 
 @compiled
 def read_sensors(live, read):  # type: ignore[no-untyped-def]
-    """Copy what the sensors see now."""
+    """Copy the sensors' current values."""
     read.qpos[:] = live.qpos
     read.site_xpos[:] = live.site_xpos
     read.site_xmat[:] = live.site_xmat
@@ -157,13 +157,13 @@ def run_control_step(  # type: ignore[no-untyped-def]
     """Run one control step.
 
     Args:
-        functions: `MujocoFunctions`; model, data: addresses of `mjModel` and `mjData`; site: the hand's.
-        is_exact: robosuite's bits, or one solve a substep.
-        poses, simulation: live arrays; c: the `ControllerState`; read: what the sensors read last.
-        flags: float64 [3], written: does the controller need an update (not in the first substep after a reset, where
-            robosuite's acts on what it saw at the reset), and how far each finger is told to be closed, in [-1, 1].
+        functions: `MujocoFunctions`; model, data: addresses of `mjModel` and `mjData`; site: the hand's site.
+        is_exact: compute robosuite's bits, or else one solve for each substep.
+        poses, simulation: live arrays; c: the `ControllerState`; read: the sensors' last values.
+        flags: float64 [3], written: whether the controller needs an update (not in the first substep after a reset, where
+            robosuite's acts on its values from the reset), and the closing command of each finger, in [-1, 1].
         clock: float64 [2], see `tick`.
-        command: what to do.
+        command: the action.
     """
     velocities, without_sensors = np.int32(_AFTER_VELOCITIES), np.int32(1)
     for substep in range(NUM_SUBSTEPS):

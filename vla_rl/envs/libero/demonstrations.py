@@ -1,6 +1,6 @@
-"""Recording what the scripted expert does: what a policy would have seen at each control step, and the right action.
+"""Record demonstrations of the scripted expert: the observation at each control step, and the right action.
 
-With noise, the executed action differs from the recorded one, so that demonstrations also show how to come back.
+With noise, the executed action differs from the recorded one, so that demonstrations also show how to recover.
 """
 
 import os
@@ -24,22 +24,22 @@ class Demonstration(msgspec.Struct, frozen=True):
     """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, 8], before each action."""
 
     actions: np.ndarray
-    """float32 [T, 7], what the expert wanted."""
+    """float32 [T, 7], the expert's actions."""
 
     executed_actions: np.ndarray
-    """float32 [T, 7], what the arm was told: the same with noise on top."""
+    """float32 [T, 7], the executed actions: the expert's plus noise."""
 
     instruction: str
     task: str
     init_state_id: int
     scene_seed: int
     physics: str
-    """The start and the simulation: the same again, given the executed actions, plays the same episode."""
+    """Start and simulation; with the executed actions they reproduce the episode."""
 
     is_success: bool
 
     obstacle: str | None = None
-    """Why the expert stood still at the end of an episode that failed, if it knows; not saved."""
+    """Reason why the expert stood still at the end of a failed episode, if known; not saved."""
 
     def save(self, path: Path) -> None:
         """Write a compressed `.npz` without any pickled object; it appears whole or not at all."""
@@ -62,11 +62,11 @@ class Demonstration(msgspec.Struct, frozen=True):
 
 
 class CorrelatedNoise:
-    """First-order noise on the six displacement commands: each value remembers 0.7 of the one before.
+    """First-order noise on the six displacement commands: each value keeps 0.7 of the one before.
 
     Args:
         scale: size of the noise on the position commands, in units of a full command; rotations get 0.3 of it.
-        rng: where it is drawn from.
+        rng: random generator.
     """
 
     def __init__(self, scale: float, rng: np.random.Generator) -> None:
@@ -76,14 +76,14 @@ class CorrelatedNoise:
         self._rng, self._value = rng, np.zeros(6)
 
     def add_to(self, action: np.ndarray) -> np.ndarray:
-        """`action` with the next noise on top, clipped to [-1, 1]; the gripper keeps its command."""
+        """Return `action` plus the next noise, clipped to [-1, 1]; the gripper keeps its command."""
         self._value = _MEMORY * self._value + _MEMORY * self._scale * self._rng.standard_normal(6)
         noisy = action + np.append(self._value, 0.0)
         return np.asarray(np.clip(noisy, -1.0, 1.0), np.float32)
 
 
 def record_demonstration(env: LiberoEnv, init_state_id: int, noise: float = 0.0, seed: int = 0) -> Demonstration:
-    """Let the expert play one episode of `env` from an initial state; `seed` fixes the noise."""
+    """Run the expert for one episode of `env` from an initial state; `seed` fixes the noise."""
     observation, info = env.reset(options={"init_state_id": init_state_id})
     expert, disturbance = Expert(env.scene), CorrelatedNoise(noise, np.random.default_rng(seed))
     seen: list[dict[str, np.ndarray]] = []

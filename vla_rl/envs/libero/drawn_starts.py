@@ -1,7 +1,7 @@
-"""Starts beyond those that LIBERO ships: robot, objects and fixtures placed anew where the task's goal file lets them stand.
+"""Additional starts: robot, objects and fixtures are placed anew in the regions of the task's goal file.
 
-LIBERO's fixed initial states hardly vary (the target of some tasks never moves). These are drawn by LIBERO's own samplers,
-as its reset does it, on a scene that stands already: the same seed gives the same start, whatever was played before.
+LIBERO's fixed initial states hardly vary (the target of some tasks never moves). LIBERO's own samplers draw these as in its
+reset, but on an existing scene: the same seed gives the same start, whatever was run before.
 """
 
 from typing import Any, Final
@@ -12,7 +12,7 @@ from vla_rl.envs.libero.building import retry_placement, seeded
 from vla_rl.envs.libero.simulator import load_simulator
 
 JOINT_NOISE_RAD: Final = 0.02
-"""Standard deviation of each of the arm's joints, as LIBERO's fixed initial states have it; its own reset has none."""
+"""Standard deviation of each of the arm's joints, as in LIBERO's fixed initial states; its own reset has none."""
 
 
 def place_anew(env: Any, seed: int) -> None:
@@ -27,7 +27,7 @@ def place_anew(env: Any, seed: int) -> None:
             data.qpos[robot._ref_joint_pos_indexes] = robot.init_qpos + noise
         for joint in env.object_property_initializers:  # doors, drawers and knobs
             env.object_states_dict[joint.name].set_joint(joint.sample())
-        load_simulator().mujoco.mj_step1(env.sim.model._model, data)  # what stands on a fixture asks where that is
+        load_simulator().mujoco.mj_step1(env.sim.model._model, data)  # things on a fixture need the fixture's pose
         placements = retry_placement(lambda: _sampled(env))
     for position, orientation, item in placements.values():
         if item.name in env.fixtures_dict:

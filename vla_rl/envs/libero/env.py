@@ -20,18 +20,19 @@ from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, step_limit_of
 from vla_rl.types import Info, Observation, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
-"""same: LIBERO's first reset after the seed places the fixtures of every episode, as if each had an environment of its own
-(SimpleVLA-RL). published: one environment plays all trials of a task, so that trial k, from the initial state k, has the
-fixtures of the k-th reset after the first (OpenVLA, OpenVLA-OFT, openpi)."""
+"""same: LIBERO's first reset after the seed places the fixtures of every episode, as if each had its own environment
+(SimpleVLA-RL). published: one environment runs all trials of a task, so that trial k, from the initial state k, has the
+fixtures of the k-th reset after the first (OpenVLA, OpenVLA-OFT, openpi).
+"""
 
 CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
-"""LIBERO's camera behind each picture of the observation."""
+"""LIBERO's camera for each picture of the observation."""
 
 IDLE_ACTION = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
-"""Holds the hand where it is and the gripper open: what the settle steps run."""
+"""Holds the hand in place and the gripper open; the settle steps run it."""
 
 _RECORDED_IN_STATES: Final = ("scene_seed", "scenes", "physics", "quality", "assets")
-"""What a state depends on besides its task."""
+"""Settings that a state depends on besides its task."""
 
 _PROPRIO_BOUND = np.array([3.0] * 3 + [6.3] * 3 + [0.1] * 2, np.float32)
 _INSTRUCTION_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,'"
@@ -42,7 +43,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
 
     Observation:
         image: uint8 [S, S, 3], RGB, the fixed camera ("agentview").
-        wrist_image: uint8 [S, S, 3], RGB, the camera in the hand; absent where `wrist_image` is False.
+        wrist_image: uint8 [S, S, 3], RGB, the camera in the hand; absent if `wrist_image` is False.
         state: float32 [8], world frame: gripper position x, y, z (m), hand orientation as axis times angle (rad),
             the two finger joints (m, about 0.04 and -0.04 when open).
         instruction: str, the task in words.
@@ -51,31 +52,31 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         (its sign counts: above 0 closes, below 0 opens).
     Reward: 1.0 at the control step where the goal first holds, which ends the episode (terminated); else 0.0.
     Truncated: after `step_limit` control steps.
-    Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success, and what results depend on:
-        scenes, physics, quality, assets; of a variant of LIBERO-plus or LIBERO-PRO also perturbation, what was changed.
+    Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success, and settings of the results:
+        scenes, physics, quality, assets; for a variant of LIBERO-plus or LIBERO-PRO also perturbation, the change.
 
     The start is fixed by (task, init_state_id, scene_seed, scenes) and nothing else. `reset(options={"init_state_id": k})`
-    takes the k-th of LIBERO's fixed initial states, without it the seed picks one; a k beyond the last of them is a start
-    of our own, drawn from the task's regions with the seed k, fixtures included (`drawn_starts`).
+    takes the k-th of LIBERO's fixed initial states; without it the seed picks one. A k beyond the last of them is a start of
+    our own, drawn from the task's regions with the seed k, including fixtures (`drawn_starts`).
 
     Args:
-        suite, task_id: which task, in LIBERO's own order; a suite of another package with its name, such as
+        suite, task_id: the task, in LIBERO's own order; name a suite of another package with the package, such as
             `liberopro.libero_goal_swap`.
         assets: folder of LIBERO's assets or "stand-ins"; None for the first that `find_assets` finds.
         image_size: S, in pixels.
-        step_limit: control steps after which the episode is truncated; None for the suite's published limit. (Not
-            called max_episode_steps: `gymnasium.make` keeps that name for a wrapper that cannot lift a limit.)
-        num_settle_steps: idle control steps in `reset`, uncounted, in which objects fall into place.
-        scene_seed: fixes where fixtures stand, which LIBERO's initial states leave open.
-        scenes: "same" places the fixtures alike in every episode; "published" as published evaluations do, anew for each
-            initial state.
-        wrist_image: False leaves the camera in the hand out, for policies that do not look at it.
+        step_limit: control steps after which the episode is truncated; None for the suite's published limit. (Not called
+            max_episode_steps: `gymnasium.make` keeps that name for a wrapper that cannot lift a limit.)
+        num_settle_steps: idle control steps in `reset`, not counted, in which objects settle.
+        scene_seed: seed of the fixtures' poses, which LIBERO's initial states do not contain.
+        scenes: "same" places the fixtures alike in every episode; "published" anew for each initial state, as in published
+            evaluations.
+        wrist_image: False omits the camera in the hand, for policies that do not use it.
         render_mode: "rgb_array" or None; pictures are in the observation either way.
-        render_key: which picture of the observation `render` gives, and so the frames of a chunk.
+        render_key: key of the picture that `render` returns, which also gives the frames of a chunk.
         physics: "exact" computes robosuite's bits, "fast" the same up to rounding in half the time.
         quality: "exact" draws robosuite's pixels, "fast" without multisampling and with a plainer robot.
 
-    OpenGL is opened for the first picture, so that a process which has made an environment may still fork.
+    OpenGL is opened at the first picture, so that a process that has made an environment can still fork.
 
     Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without assets or files of the
         task; `ImportError` without LIBERO; `EnvError` with another MuJoCo, and at the first picture without OpenGL.
@@ -112,14 +113,14 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             raise ValueError(f"render_mode is {render_mode!r}, expected 'rgb_array' or None.")
         self.render_mode = render_mode
         self.render_every_step = True
-        """False leaves out the pictures of a step, unless the episode ends there: the newest ones are given again."""
+        """False skips the pictures of a step, unless the episode ends there; the previous ones are returned again."""
 
         self._image_size, self._num_settle_steps = image_size, num_settle_steps
         self._init_states = read_init_states(self.task.init_states_file)
         self._pictures = tuple(name for name in CAMERAS if wrist_image or name != "wrist_image")
         _refuse_other("render_key", render_key, self._pictures)
         self.render_key = render_key
-        """Key of the picture that `render` gives."""
+        """Key of the picture that `render` returns."""
 
         found = find_assets_for(self.task.package, assets)
         self._scene_key = SceneKey(self.task, found.path, scene_seed)
@@ -153,29 +154,29 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         scene_seed: int = 0,
         **_of_each_env: object,
     ) -> None:
-        """Build the scene of such an environment and keep it in this process, without any OpenGL.
+        """Build the scene of such an environment and keep it in this process, without OpenGL.
 
-        An environment made later with the same keywords, here or in a forked child, takes it instead of building one;
-        one at a time, and closing it leaves the scene for the next. Keywords that do not concern the scene are ignored.
+        An environment that is made later with the same keywords, here or in a forked child, uses it instead of building one.
+        One environment uses it at a time; closing it leaves the scene for the next. Other keywords are ignored.
         """
         task = find_task(suite, task_id)
         keep_scene(SceneKey(task, find_assets_for(task.package, assets).path, scene_seed))
 
     def open_graphics(self) -> None:
-        """Open OpenGL now instead of at the first picture: in a process that will not fork. Raises: `EnvError`."""
+        """Open OpenGL now instead of at the first picture, in a process that will not fork. Raises: `EnvError`."""
         if self._cameras is None:
             names = tuple(CAMERAS[name] for name in self._pictures)
             self._cameras = Cameras(self.scene.model, names, self._image_size, self._quality)
 
     @property
     def scene(self) -> Scene:
-        """The simulated scene with its hidden state, for scripted experts and probes; no policy may look."""
+        """The simulated scene with its hidden state, for scripted experts and probes; policies must not use it."""
         if self._scene is None:
             raise RuntimeError("this environment is closed; make a new one.")
         return self._scene
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin an episode from `options["init_state_id"]`, else from an initial state that the seed picks."""
+        """Start an episode from `options["init_state_id"]`, else from an initial state that the seed picks."""
         scene = self.scene
         super().reset(seed=seed)
         self._init_state_id = self._choose_init_state(options or {})
@@ -195,7 +196,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         scene = self.scene
         if self._is_over:
             state = "the episode has ended" if self._images else "no episode has begun"
-            raise RuntimeError(f"step was called where {state}; call reset first.")
+            raise RuntimeError(f"step was called, but {state}; call reset first.")
         is_success = scene.advance(_checked(action))
         self._num_steps += 1
         self._is_success = is_success
@@ -207,17 +208,17 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._observation(), float(is_success), is_success, truncated, self._info()
 
     def render(self) -> np.ndarray | None:
-        """The picture `render_key` as of the last step, uint8 [S, S, 3]; None without a render mode."""
+        """Return the picture `render_key` of the last step, uint8 [S, S, 3]; None without a render mode."""
         if self.render_mode is None:
             return None
         if not self._images:
-            raise RuntimeError("render was called where no episode has begun; call reset first.")
+            raise RuntimeError("render was called, but no episode has begun; call reset first.")
         if self._images_are_new:
             return self._images[self._pictures.index(self.render_key)].copy()
         return self._drawn((self.render_key,))[0]
 
     def get_state(self) -> dict[str, Any]:
-        """The whole state of the environment as plain values: going on from it elsewhere gives the same bits."""
+        """Return the whole state of the environment as plain values; continuing from it elsewhere gives the same bits."""
         return {
             "task": self.task.key,
             **{name: self._info()[name] for name in _RECORDED_IN_STATES},
@@ -232,18 +233,18 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         }
 
     def set_state(self, state: dict[str, Any]) -> Observation:
-        """Go on from a state that `get_state` gave, here or elsewhere; returns the observation there.
+        """Continue from a state that `get_state` returned, in this process or another; return the observation there.
 
-        Raises: `ValueError` for a state of another task, or of an environment that was made with other arguments.
+        Raises: `ValueError` for a state of another task, or of an environment with other arguments.
         """
         if state["task"] != self.task.key:
-            raise ValueError(f"the state is one of {state['task']}, this environment plays {self.task.key}.")
+            raise ValueError(f"the state is one of {state['task']}, this environment has the task {self.task.key}.")
         own = self._info()
         for name in _RECORDED_IN_STATES:
             if state.get(name) != own[name]:
                 raise ValueError(
-                    f"the state was saved with {name}={state.get(name)!r}, this environment has {own[name]!r}; going on "
-                    "would mix the two; make this environment as that one was made."
+                    f"the state was saved with {name}={state.get(name)!r}, this environment has {own[name]!r}; "
+                    "make this environment with the same value."
                 )
         shape = (self._image_size, self._image_size, 3)
         if state["images"] and [image.shape for image in state["images"]] != [shape] * len(self._pictures):
@@ -286,7 +287,7 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         self._images_are_new = True
 
     def _drawn(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
-        """The pictures with these names, as they look now."""
+        """Return the current pictures with these names."""
         self.open_graphics()
         assert self._cameras is not None
         pictures = self._cameras.draw(self.scene.sample.drawn, tuple(CAMERAS[name] for name in names))
@@ -318,14 +319,16 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
 
 
 def _checked(action: np.ndarray) -> np.ndarray:
-    """`action` as float64 [7]. Raises: `TypeError` for another kind of value, `ValueError` for another shape or range."""
+    """Return `action` as float64 [7]. Raises: `TypeError` for another kind of value, `ValueError` for another shape or
+    range.
+    """
     if not isinstance(action, np.ndarray) or action.dtype.kind != "f":
         kind = action.dtype if isinstance(action, np.ndarray) else type(action).__name__
         raise TypeError(f"the action is {kind}, expected a float32 array of shape (7,).")
     if action.shape != (7,):
         raise ValueError(f"the action has shape {action.shape}, expected (7,); step runs one row of a chunk.")
     if not np.isfinite(action).all() or np.abs(action).max() > 1.0:
-        raise ValueError(f"the action is {action.tolist()}, expected numbers in [-1, 1]; clip what a policy gives.")
+        raise ValueError(f"the action is {action.tolist()}, expected numbers in [-1, 1]; clip the policy's actions.")
     return action.astype(np.float64)
 
 
@@ -340,11 +343,11 @@ def _refuse_below(name: str, value: int, least: int) -> None:
 
 
 def _is_whole(value: object) -> bool:
-    """Whether it is a number and whole; to Python, True and False are too."""
+    """Return whether a value is a whole number and not a bool; in Python, True and False are ints."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _text_space(instruction: str) -> spaces.Text:
-    """The same space for every task of LIBERO; variants have longer instructions with other characters."""
+    """Return the same space for every task of LIBERO; variants have longer instructions with other characters."""
     others = "".join(sorted(set(instruction) - set(_INSTRUCTION_CHARACTERS)))
     return spaces.Text(max(256, len(instruction)), charset=_INSTRUCTION_CHARACTERS + others)

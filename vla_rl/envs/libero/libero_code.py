@@ -1,8 +1,8 @@
-"""The code of LIBERO and of the packages that extend it: imported so that it asks and writes nothing, pointed at assets.
+"""Import the code of LIBERO and of the packages that extend it, without prompts and files, and set its asset folder.
 
-By themselves these packages ask on stdin where data is kept, write a config into the home folder, and take their meshes and
-textures from their own folder. LIBERO-plus and LIBERO-PRO also play another task if they cannot parse a goal file; here that
-is an error.
+By default these packages ask on stdin for the data folder, write a config into the home folder, and take their meshes and
+textures from their own folder. LIBERO-plus and LIBERO-PRO also silently run another task if they cannot parse a goal file;
+here that is an error.
 """
 
 import functools
@@ -26,13 +26,13 @@ class LiberoCode(NamedTuple):
     package: str
 
     core: Any
-    """The module that knows where the assets are."""
+    """The module that holds the asset folder."""
 
     wrapper: Any
     """The module of `ControlEnv`, which builds the robosuite environment of a goal file and, in LIBERO-plus, adds noise."""
 
     def use_assets(self, assets: Path) -> None:
-        """Have environments that are built from now on take this folder of meshes and textures."""
+        """Make environments that are built from now on use this folder of meshes and textures."""
         if hasattr(self.core, "get_assets_path"):  # hf-libero
             self.core._assets_path_cache = str(assets)
             return
@@ -48,12 +48,12 @@ class LiberoCode(NamedTuple):
                     module.absolute_path = assets
             elif hasattr(module, "absolute_path"):  # LIBERO-PRO, LIBERO-plus: the folder above it
                 module.absolute_path = parent
-            if hasattr(module, "DIR_PATH"):  # from which the domains go up by one
+            if hasattr(module, "DIR_PATH"):  # from which the domains go up by one level
                 module.DIR_PATH = str(parent / "envs")
 
 
 def find_assets_for(package: str, folder: str | os.PathLike[str] | None = None) -> Assets:
-    """The assets for tasks of a package: if none are asked for, those beside its code; else what `find_assets` finds.
+    """Return the assets for tasks of a package: if no folder is given, those beside its code; else what `find_assets` finds.
 
     Raises: `FileNotFoundError`.
     """
@@ -66,7 +66,7 @@ def find_assets_for(package: str, folder: str | os.PathLike[str] | None = None) 
 
 @functools.cache
 def load_libero(package: str) -> LiberoCode:
-    """Import a package, once in a process; no OpenGL is touched. Raises: `ImportError` if something is missing."""
+    """Import a package, once in a process, without OpenGL. Raises: `ImportError` if something is missing."""
     load_simulator()
     root = package_root(package)
     name = f"{package}.{package}"
@@ -77,15 +77,15 @@ def load_libero(package: str) -> LiberoCode:
             parsing: Any = importlib.import_module(f"{name}.envs.bddl_utils")
     except ImportError as error:
         raise ImportError(f"{package} cannot be imported ({error}); run `{how_to_install(package)}`.") from error
-    # the others catch whatever is wrong with a goal file and go on with that of another task
+    # the others catch every error in a goal file and continue with that of another task
     parsing.robosuite_parse_problem = getattr(parsing, "_core_robosuite_parse_problem", parsing.robosuite_parse_problem)
     return LiberoCode(package, core, wrapper)
 
 
 def config_folder(root: Path) -> str:
-    """A folder with LIBERO's config.yaml for the package in `root`, in the cache folder; all processes share it.
+    """Return a folder with LIBERO's config.yaml for the package in `root`, in the cache folder that all processes share.
 
-    If `LIBERO_CONFIG_PATH` has one, it is that one.
+    If `LIBERO_CONFIG_PATH` has one, that folder is returned.
     """
     own = os.environ.get("LIBERO_CONFIG_PATH")
     if own and (Path(own) / "config.yaml").is_file():
@@ -107,7 +107,7 @@ def config_folder(root: Path) -> str:
 
 
 def _parent_of(assets: Path) -> Path:
-    """A folder that holds the assets under the name `assets`: a link in the cache folder."""
+    """Return a folder that holds the assets under the name `assets`: a link in the cache folder."""
     if assets.name == "assets":
         return assets.parent
     folder = cache_folder() / f"assets-{_digest(assets)}"
@@ -120,7 +120,7 @@ def _parent_of(assets: Path) -> Path:
 
 def _path_of(assets: str, key: str) -> str:
     if key != "assets":
-        raise KeyError(f"the path of {key!r} was asked for, expected that of the assets alone.")
+        raise KeyError(f"LIBERO requested the path of {key!r}, expected that of the assets only.")
     return assets
 
 

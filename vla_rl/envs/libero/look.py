@@ -1,8 +1,8 @@
-"""How a model is drawn: as robosuite draws it, or several times faster at the price of smoothness.
+"""Drawing quality of a model: as robosuite draws it, or several times faster with rougher edges.
 
-A software renderer spends its time on triangles and on samples, hardly on pixels. The visual meshes of the Panda and its
-mount alone have 168 000 triangles, a multiple of everything else on a table of stand-ins, and MuJoCo draws four samples for
-each pixel. The quality "fast" takes one sample, and draws the robot by its collision meshes, in the robot's colours.
+A software renderer spends its time on triangles and samples, hardly on pixels. The visual meshes of the Panda and its mount
+alone have 168 000 triangles, a multiple of everything else on a table of stand-ins, and MuJoCo draws four samples for each
+pixel. The quality "fast" takes one sample, and draws the robot by its collision meshes, in the robot's colours.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ Quality: TypeAlias = Literal["exact", "fast"]
 _ROBOT_PREFIXES = ("robot0_", "gripper0_", "mount0_")
 _COLLISION_GROUP, _VISUAL_GROUP, HIDDEN_GROUP = 0, 1, 5
 DRAWN_GROUPS = (0, 1, 1, 0, 0, 0)
-"""Which groups of geoms are visible: all that MuJoCo shows by itself but the collision shapes."""
+"""Visible groups of geoms: all that MuJoCo shows by default except the collision shapes."""
 
 _LIGHT, _DARK = (0.93, 0.93, 0.94, 1.0), (0.22, 0.23, 0.26, 1.0)
 _DARK_PARTS = ("link1", "link3", "link5", "link7", "finger", "mount")
@@ -30,7 +30,7 @@ class Look:
 
     Args:
         model: MuJoCo's own model.
-        size: of the pictures, in pixels.
+        size: side of the pictures, in pixels.
         quality: "exact" or "fast".
     """
 
@@ -41,14 +41,14 @@ class Look:
         self._arrays_before = {name: getattr(model, name).copy() for name in ("geom_group", "geom_rgba", "geom_matid")}
         buffer.offwidth = buffer.offheight = size
         if not model.light_castshadow.any():
-            drawing.shadowsize = 0  # MuJoCo's map of 64 MB, into which no light of LIBERO's casts anything
+            drawing.shadowsize = 0  # MuJoCo's shadow map of 64 MB, although no light of LIBERO casts shadows
         if quality == "fast":
             drawing.offsamples = 0
             self._draw_robot_by_its_collision_shapes()
 
     @contextlib.contextmanager
     def uploading(self) -> Iterator[None]:
-        """Within it a render context takes only the meshes that are drawn, and none of their convex hulls."""
+        """Within this context, a new render context uploads only the meshes that are drawn, without their convex hulls."""
         model = self._model
         before = {name: getattr(model, name).copy() for name in ("mesh_facenum", "mesh_graphadr")}
         is_visible = (model.geom_type == load_simulator().mujoco.mjtGeom.mjGEOM_MESH) & np.take(
@@ -64,7 +64,7 @@ class Look:
                 getattr(model, name)[:] = array
 
     def undo(self) -> None:
-        """Put the model back as it was."""
+        """Restore the model."""
         model, (width, height, samples, shadows) = self._model, self._before
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
         model.vis.quality.offsamples, model.vis.quality.shadowsize = samples, shadows

@@ -1,8 +1,8 @@
-"""MuJoCo's own C functions as numbers that compiled code can call, without Python in between.
+"""Addresses of MuJoCo's C functions, which compiled code can call without Python in between.
 
 The shared library that `import mujoco` has loaded is opened once more by its path, which gives the same code, and the
-address of each function is looked up. Addresses are arguments of the compiled code, not part of it, so that it can be
-kept on disk from one process to the next.
+address of each function is looked up. Addresses are arguments of the compiled code, not part of it, so that it can be kept
+on disk from one process to the next.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ class MujocoFunctions(NamedTuple):
 
 
 def mujoco_functions(mujoco: Any) -> MujocoFunctions:
-    """The functions of the loaded package `mujoco`."""
+    """Return the functions of the loaded package `mujoco`."""
     (path,) = Path(mujoco.__file__).parent.glob("libmujoco.*")
     library = ctypes.CDLL(str(path))
 
@@ -43,7 +43,7 @@ def mujoco_functions(mujoco: Any) -> MujocoFunctions:
 
 
 def _void_call(kinds: str) -> Any:
-    """An intrinsic that calls the C function at an address; `kinds` has "p" for each pointer and "i" for each int."""
+    """Return an intrinsic that calls the C function at an address; `kinds` has "p" for each pointer and "i" for each int."""
     signature = types.void(types.uintp, *(types.uintp if kind == "p" else types.int32 for kind in kinds))
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -82,4 +82,4 @@ call_jac_site: Any = intrinsic(_call_jac_site)
 """`call_jac_site(address, model, data, jacp, jacr, site)`, four pointers and an int32."""
 
 compiled = numba.njit(cache=True, error_model="numpy")
-"""How everything of the control step is compiled: kept on disk, no fast-math, so that results are those of NumPy."""
+"""Compiler of the control step: cached on disk, without fast-math, so that results equal NumPy's."""

@@ -1,4 +1,4 @@
-"""Operational space control of the arm (Khatib 1987), compiled: hand errors to joint torques, once a substep.
+"""Operational space control of the arm (Khatib 1987), compiled: hand errors to joint torques, once for each substep.
 
     F       = kp * position error - kd * linear velocity          tau_F = lambda_p F
     T       = kp * orientation error - kd * angular velocity      tau_T = lambda_r T
@@ -6,8 +6,8 @@
     torques = J^T (lambda_p F, lambda_r T) + gravity compensation + N^T M x
 
 with lambda = (J M^-1 J^T)^-1 for the whole Jacobian J and for its position and rotation rows, N = I - M^-1 J^T lambda J.
-`exact_torques` performs robosuite's operations one by one, on arrays in robosuite's memory order, since LAPACK and BLAS
-round differently in another; its results are the same bits. `fast_torques` solves the same equations by Cholesky's
+`exact_torques` performs robosuite's operations one by one, on arrays in robosuite's memory order, because LAPACK and BLAS
+round differently in another; its results are bit for bit the same. `fast_torques` solves the same equations by Cholesky's
 factorisation, and uses M^-1 M x = x, so that no inverse is formed.
 """
 
@@ -23,17 +23,17 @@ KD = 2 * np.sqrt(KP)
 
 
 class ControllerState(NamedTuple):
-    """What the controller knows; float64 arrays, written in place. "F" and "C" say in which order they lie in memory."""
+    """State of the controller; float64 arrays, written in place. "F" and "C" are their memory orders."""
 
     goal_pos: np.ndarray
-    """[3], where the hand should be (m, world)."""
+    """[3], target position of the hand (m, world)."""
 
     goal_ori: np.ndarray
-    """[3, 3] C, how it should be turned."""
+    """[3, 3] C, target orientation of the hand."""
 
     ee_pos: np.ndarray
     ee_ori_mat: np.ndarray
-    """[3] and [3, 3] C: where the hand is."""
+    """[3] and [3, 3] C: current position and orientation of the hand."""
 
     ee_pos_vel: np.ndarray
     ee_ori_vel: np.ndarray
@@ -42,7 +42,7 @@ class ControllerState(NamedTuple):
     joint_pos: np.ndarray
     joint_vel: np.ndarray
     initial_joint: np.ndarray
-    """[7] (rad, rad/s); the posture to which the null space is drawn."""
+    """[7] (rad, rad/s); the posture towards which the null space is driven."""
 
     J_pos: np.ndarray
     J_ori: np.ndarray
@@ -55,7 +55,7 @@ class ControllerState(NamedTuple):
 
 @compiled
 def orientation_error(desired, current):  # type: ignore[no-untyped-def]  # compiled: types come with the arguments
-    """[3], rotation from `current` to `desired` for small angles, axis times angle."""
+    """Return the rotation [3] from `current` to `desired` for small angles, axis times angle."""
     return 0.5 * (
         np.cross(current[0:3, 0], desired[0:3, 0])
         + np.cross(current[0:3, 1], desired[0:3, 1])
@@ -65,11 +65,11 @@ def orientation_error(desired, current):  # type: ignore[no-untyped-def]  # comp
 
 @compiled
 def exact_torques(c, bias):  # type: ignore[no-untyped-def]
-    """float64 [7], bit for bit robosuite's `OperationalSpaceController.run_controller`.
+    """Return the torques, float64 [7], bit for bit as robosuite's `OperationalSpaceController.run_controller`.
 
     Args:
         c: a `ControllerState`.
-        bias: [7], gravity, Coriolis and centrifugal torques now.
+        bias: [7], current gravity, Coriolis and centrifugal torques.
     """
     force = (c.goal_pos - c.ee_pos) * KP + (-c.ee_pos_vel) * KD
     torque = orientation_error(c.goal_ori, c.ee_ori_mat) * KP + (-c.ee_ori_vel) * KD
@@ -90,7 +90,7 @@ def exact_torques(c, bias):  # type: ignore[no-untyped-def]
 
 @compiled
 def _factorise(matrix):  # type: ignore[no-untyped-def]
-    """Cholesky's L in place of the lower triangle of a small symmetric matrix: matrix = L L^T."""
+    """Write Cholesky's L over the lower triangle of a small symmetric matrix: matrix = L L^T."""
     size = matrix.shape[0]
     for row in range(size):
         for column in range(row + 1):
@@ -102,7 +102,7 @@ def _factorise(matrix):  # type: ignore[no-untyped-def]
 
 @compiled
 def _solve(factor, vector):  # type: ignore[no-untyped-def]
-    """`vector` replaced by the solution of L L^T y = vector, for the L of `_factorise`."""
+    """Overwrite `vector` with the solution of L L^T y = vector, for the L of `_factorise`."""
     size = factor.shape[0]
     for row in range(size):
         value = vector[row]
@@ -118,7 +118,7 @@ def _solve(factor, vector):  # type: ignore[no-untyped-def]
 
 @compiled
 def _inverse_inertia_at_hand(c):  # type: ignore[no-untyped-def]
-    """[6, 6], J M^-1 J^T, as W^T W with L W = J^T and M = L L^T."""
+    """Return J M^-1 J^T, [6, 6], as W^T W with L W = J^T and M = L L^T."""
     factor = c.mass_matrix.copy()
     _factorise(factor)
     half = np.empty((6, NUM_JOINTS))
@@ -140,7 +140,7 @@ def _inverse_inertia_at_hand(c):  # type: ignore[no-untyped-def]
 
 @compiled
 def fast_torques(c, bias):  # type: ignore[no-untyped-def]
-    """float64 [7], the same torques as `exact_torques` up to rounding."""
+    """Return the torques, float64 [7]; equal to `exact_torques` up to rounding."""
     wrench, rotation_error = np.empty(6), orientation_error(c.goal_ori, c.ee_ori_mat)
     for axis in range(3):
         wrench[axis] = KP * (c.goal_pos[axis] - c.ee_pos[axis]) - KD * c.ee_pos_vel[axis]

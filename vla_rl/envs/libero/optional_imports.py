@@ -1,9 +1,9 @@
-"""Modules that LIBERO-plus and LIBERO-PRO import and most of their tasks never use: gym, ImageMagick and scikit-image.
+"""Optional modules that LIBERO-plus and LIBERO-PRO import but most of their tasks never use: gym, ImageMagick, scikit-image.
 
-`gym` serves their vector environments alone, whose type hints `gymnasium` satisfies as well; gym itself prints a warning
-when it is imported beside NumPy 2. ImageMagick (Wand) blurs pictures by motion, scikit-image blurs Gaussian pictures and
-those through glass: three of LIBERO-plus's five kinds of noise. A task with such a noise raises `EnvError` at its first
-picture if the module is missing; all other tasks run without.
+Only their vector environments use `gym`, and `gymnasium` satisfies their type hints as well; gym itself prints a warning
+when it is imported with NumPy 2. ImageMagick (Wand) adds motion blur, scikit-image adds Gaussian and glass blur: three of
+LIBERO-plus's five kinds of noise. A task with such a noise raises `EnvError` at its first picture if the module is missing;
+all other tasks run without.
 """
 
 import contextlib
@@ -41,12 +41,12 @@ def without_optional_modules() -> Iterator[None]:
 
 
 class _MissingImage:
-    """Takes the place of Wand's class of images, from which LIBERO-plus derives its own."""
+    """Replaces Wand's class of images, from which LIBERO-plus derives its own."""
 
     def __init__(self, *_arguments: object, **_keywords: object) -> None:
         raise EnvError(
-            "this task blurs its pictures by motion, for which LIBERO-plus needs ImageMagick; run `pip install Wand` and "
-            "`apt-get install libmagickwand-dev`, or leave out tasks with a noise from 1 to 10."
+            "this task adds motion blur to its pictures, for which LIBERO-plus needs ImageMagick; run `pip install Wand` "
+            "and `apt-get install libmagickwand-dev`, or leave out tasks with a noise from 1 to 10."
         )
 
 
@@ -60,7 +60,7 @@ def _missing_gaussian(*_arguments: object, **_keywords: object) -> NoReturn:
 def _can_import(module: str, family: tuple[str, ...]) -> bool:
     try:
         importlib.import_module(module)
-    except ImportError:  # not installed; of Wand also: no library of ImageMagick
+    except ImportError:  # not installed, or Wand without ImageMagick's library
         for name in family:
             sys.modules.pop(name, None)
         return False

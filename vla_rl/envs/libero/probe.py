@@ -1,4 +1,4 @@
-"""Does this MuJoCo give LIBERO's physics? One scene in which other versions are known to fail answers it."""
+"""Check that this MuJoCo gives LIBERO's physics, in one scene that is known to fail in other versions."""
 
 import os
 from typing import NamedTuple
@@ -18,13 +18,13 @@ _MAX_OFFSET_M, _MIN_HEIGHT_M, _MAX_SPEED = 0.03, 0.02, 0.05
 
 
 class Resting(NamedTuple):
-    """Where the bowl of libero_spatial task 5 came to rest, relative to the ramekin below it."""
+    """Pose of the bowl of libero_spatial task 5 at rest, relative to the ramekin below it."""
 
     offset_m: float
-    """Horizontal distance of the two origins."""
+    """Horizontal distance of the two origins (m)."""
 
     height_m: float
-    """The bowl's origin above the ramekin's."""
+    """Height of the bowl's origin above the ramekin's (m)."""
 
     speed: float
     """Largest component of the bowl's velocity (m/s and rad/s)."""
@@ -33,7 +33,7 @@ class Resting(NamedTuple):
 def probe_physics(assets: str | os.PathLike[str] | None = None, init_state_id: int = 0) -> Resting:
     """Let the bowl, which starts some 11 cm above the ramekin, fall and settle for 1.5 s.
 
-    Raises: `EnvError` if it does not rest on the ramekin: results would not be comparable with anybody's.
+    Raises: `EnvError` if it does not rest on the ramekin, because results would not be comparable with published ones.
     """
     task = find_task(_SUITE, _TASK_ID)
     scene = Scene(task, find_assets(assets).path, scene_seed=0)
@@ -51,7 +51,7 @@ def probe_physics(assets: str | os.PathLike[str] | None = None, init_state_id: i
         scene.close()
     if resting.offset_m > _MAX_OFFSET_M or resting.height_m < _MIN_HEIGHT_M or resting.speed > _MAX_SPEED:
         raise EnvError(
-            f"the bowl of {task.key} does not rest on the ramekin ({resting}); this MuJoCo or these assets have other "
-            'physics than published results. Run `pip install "mujoco>=3.3.0,<3.3.3"` and use LIBERO\'s own assets.'
+            f"the bowl of {task.key} does not rest on the ramekin ({resting}); the physics of this MuJoCo or these assets "
+            'differ from those of published results. Run `pip install "mujoco>=3.3.0,<3.3.3"` and use LIBERO\'s own assets.'
         )
     return resting

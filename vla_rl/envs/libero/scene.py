@@ -1,13 +1,13 @@
-"""One task's scene without cameras: built once, put back to any start in a millisecond, stepped by our own loop.
+"""One task's scene without cameras: built once, restored to any start in a millisecond, stepped by our own loop.
 
-robosuite rebuilds the whole model at each reset and keeps state in its controller, its gripper and the timers of its
-sensors that no initial state covers. Here the scene is built once; everything that a step can change is copied after each
-of LIBERO's resets (`SeededResets`), and each episode begins from such a copy. So an episode is a function of (task, scene
-seed, number of the reset, initial state, actions) alone, whatever was played before, in whatever process.
+robosuite rebuilds the whole model at each reset, and its controller, gripper and sensor timers hold state that no initial
+state covers. Here the scene is built once; all state that a step can change is copied after each of LIBERO's resets
+(`SeededResets`), and each episode starts from such a copy. So an episode depends only on (task, scene seed, number of the
+reset, initial state, actions), not on the process or on earlier episodes.
 
-robosuite's sensors read the simulation shortly before the end of a control step, at the last but one of its 25
-substeps, and the poses of bodies are those before that substep moved them. `Scene.sample` holds that instant; pictures
-are drawn from it afterwards, if at all.
+robosuite's sensors read the simulation shortly before the end of a control step, at the last but one of its 25 substeps, and
+the poses of bodies are those before that substep moved them. `Scene.sample` holds that instant; pictures are drawn from it
+afterwards, if needed.
 """
 
 from collections.abc import Mapping
@@ -25,29 +25,30 @@ from vla_rl.envs.libero.tasks import Task
 from vla_rl.errors import EnvError
 
 DRAWN_FIELDS = ("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
-"""Arrays of `MjData` that MuJoCo draws from."""
+"""Arrays of `MjData` from which MuJoCo draws."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What robosuite's sensors read at one instant."""
+    """Values of robosuite's sensors at one instant."""
 
     proprio: np.ndarray
     """float32 [8]: gripper site position (m, world), hand orientation (axis-angle, rad, world), two finger joints (m)."""
 
     drawn: Mapping[str, np.ndarray]
-    """What a picture is made of: the arrays of `DRAWN_FIELDS` and `site_rgba` (a lit burner is a site), by name.
-    Overwritten by the next step."""
+    """Input of a picture: the arrays of `DRAWN_FIELDS` and `site_rgba` (a lit burner is a site), by name. Overwritten by the
+    next step.
+    """
 
 
 class Scene:
     """The simulated scene of one task.
 
     Args:
-        task: which task.
+        task: the task.
         assets: LIBERO's asset folder.
-        scene_seed: fixes what the initial states leave open: where cabinets, stoves and racks stand.
+        scene_seed: seed of the poses of cabinets, stoves and racks, which the initial states do not contain.
 
-    Raises: `FileNotFoundError` naming an asset that is missing; `EnvError` if the objects find no place.
+    Raises: `FileNotFoundError` naming a missing asset; `EnvError` if the objects find no place.
     """
 
     def __init__(self, task: Task, assets: Path, scene_seed: int) -> None:
@@ -56,14 +57,14 @@ class Scene:
         self._env = self._resets.env
         self._resets.advance()
         self._stepper = Stepper(self._env)
-        self.model.opt.disableflags |= self._mujoco.mjtDisableBit.mjDSBL_SENSOR  # force sensors that nobody reads
+        self.model.opt.disableflags |= self._mujoco.mjtDisableBit.mjDSBL_SENSOR  # force sensors that are never read
         self._matrices = {"exact": self.model.opt.jacobian, "fast": int(self._mujoco.mjtJacobian.mjJAC_SPARSE)}
         self._physics: Physics = "exact"
         self._after_resets = [self.get_state()]
 
     @property
     def physics(self) -> Physics:
-        """How `advance` computes; may be set at any time. The fast one solves for contacts with sparse matrices."""
+        """Arithmetic of `advance`; may be set at any time. The fast one solves for contacts with sparse matrices."""
         return self._physics
 
     @physics.setter
@@ -82,28 +83,28 @@ class Scene:
 
     @property
     def domain(self) -> Any:
-        """robosuite's environment itself, for whoever may see the hidden state (experts, the probe); never stepped."""
+        """robosuite's environment itself, for users of the hidden state (experts, the probe); never stepped."""
         return self._env
 
     @property
     def sample(self) -> Sample:
-        """What the sensors read last."""
+        """The sensors' last values."""
         read = self._stepper.read
         drawn = {name: getattr(read, name) for name in (*DRAWN_FIELDS, "site_rgba")}
         return Sample(self._stepper.proprio, drawn)
 
     def begin(self, init_state: np.ndarray, reset_number: int = 0) -> None:
-        """Put everything to the start of an episode.
+        """Restore the scene to the start of an episode.
 
         Args:
             init_state: float64 [1 + nq + nv], one of LIBERO's.
-            reset_number: which of LIBERO's resets after the seed placed the fixtures; 0 is the first one.
+            reset_number: number of the LIBERO reset after the seed that placed the fixtures; 0 is the first.
         """
         model, data = self.model, self.data
         if init_state.shape != (1 + model.nq + model.nv,):
             raise EnvError(
                 f"the initial state has {init_state.size} numbers, the model needs {1 + model.nq + model.nv}; "
-                "the assets are not those that LIBERO's initial states were made with."
+                "use the assets with which LIBERO's initial states were made."
             )
         self._restore(self._after_reset(reset_number))
         data.time = init_state[0]
@@ -112,18 +113,18 @@ class Scene:
         self._look_around()
 
     def begin_drawn(self, seed: int) -> None:
-        """Put everything to a start of an episode that is drawn from `seed`, fixtures included: `drawn_starts`."""
+        """Put the scene to a start that is drawn from `seed`, including fixtures: `drawn_starts`."""
         self._restore(self._after_reset(0))
         place_anew(self._env, seed)
         self._look_around()
 
     def advance(self, action: np.ndarray) -> bool:
-        """Run one control step of 50 ms with float64 [7]; True where the goal holds after it."""
+        """Run one control step of 50 ms with float64 [7]; return whether the goal holds after it."""
         self._stepper.run(action, self._physics)
         return self._is_goal_reached()
 
     def get_state(self) -> dict[str, Any]:
-        """Everything that a later step depends on, as plain arrays and numbers."""
+        """Return all state that a later step depends on, as plain arrays and numbers."""
         model, every = self.model, self._mujoco.mjtState.mjSTATE_INTEGRATION
         physics = np.empty(self._mujoco.mj_stateSize(model, every))
         self._mujoco.mj_getState(model, self.data, physics, every)
@@ -136,10 +137,10 @@ class Scene:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `get_state` gave for the same task, in this scene or in another one."""
+        """Continue from a state that `get_state` returned for the same task, in this scene or another one."""
         self._restore(state)
         self._mujoco.mj_forward(self.model, self.data)
-        self._restore(state)  # once more: computing poses and contacts has changed the solver's warm start
+        self._restore(state)  # again, because computing poses and contacts has changed the solver's warm start
 
     def close(self) -> None:
         """Free the simulation; a second call does nothing."""
@@ -148,7 +149,7 @@ class Scene:
             self._env = None
 
     def _after_reset(self, number: int) -> dict[str, Any]:
-        """What LIBERO's reset with this number leaves behind. Those before it are carried out too, each once in all."""
+        """Return the state after LIBERO's reset with this number. Earlier resets are run too, each only once."""
         if number >= len(self._after_resets):
             physics, self.physics = self.physics, "exact"
             while number >= len(self._after_resets):
@@ -159,7 +160,7 @@ class Scene:
         return self._after_resets[number]
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Write a state into the simulation; what follows from it (poses, contacts) is not computed."""
+        """Write a state into the simulation; values derived from it (poses, contacts) are not computed."""
         model = self.model
         model.body_pos[:] = state["body_pos"]
         model.body_quat[:] = state["body_quat"]
@@ -169,13 +170,13 @@ class Scene:
         self._stepper.set_state(state["stepper"])
 
     def _look_around(self) -> None:
-        """Compute what follows from the state, light or put out burners, and read the sensors."""
+        """Compute derived values, update the burners' lights, and read the sensors."""
         self._mujoco.mj_forward(self.model, self.data)
         self._is_goal_reached()
         self._stepper.read_now()
 
     def _is_goal_reached(self) -> bool:
-        """Evaluate the goal, and light or put out burners, as robosuite does after each control step."""
+        """Evaluate the goal and update the burners' lights, as robosuite does after each control step."""
         is_reached = bool(self._env._check_success())
         self._env._post_process()
         return is_reached

@@ -1,7 +1,7 @@
 """LIBERO-plus's noise in the picture of the fixed camera: motion, Gaussian and zoom blur, fog and glass, ten strengths each.
 
-The noise is that of the installed package: its `ControlEnv` adds it to an observation, so it is handed one with our picture.
-It draws from NumPy's global generator; here from a seed, so that an episode looks the same in every process.
+The installed package's `ControlEnv` adds the noise to an observation, so it is given one with our picture. It draws from
+NumPy's global generator, which is seeded here, so that an episode looks the same in every process.
 """
 
 import types
@@ -18,7 +18,7 @@ NOISE_SIZE = 256
 
 
 def add_noise(package: str, picture: np.ndarray, noise: int, seed: int) -> np.ndarray:
-    """The picture, uint8 [S, S, 3] as policies see it, with LIBERO-plus's noise 1 to 50.
+    """Return the picture, uint8 [S, S, 3] as policies see it, with LIBERO-plus's noise 1 to 50.
 
     Raises: `EnvError` if the package adds no noise, or cannot add it to such a picture.
     """
@@ -34,7 +34,7 @@ def add_noise(package: str, picture: np.ndarray, noise: int, seed: int) -> np.nd
     try:
         with seeded(seed):
             observation = control.step(None)[0]
-    except (ValueError, IndexError) as error:  # fog and glass index a picture of one size
+    except (ValueError, IndexError) as error:  # fog and glass support one picture size only
         raise EnvError(
             f"LIBERO-plus cannot add its noise {noise} to a picture of {len(picture)} pixels ({error}); set "
             f"image_size={NOISE_SIZE}."
@@ -44,7 +44,7 @@ def add_noise(package: str, picture: np.ndarray, noise: int, seed: int) -> np.nd
 
 
 class _Camera:
-    """An environment that only hands out a picture, with its rows as robosuite has them."""
+    """An environment that only returns a picture, with robosuite's order of rows."""
 
     def __init__(self, picture: np.ndarray) -> None:
         self._picture = picture
@@ -54,7 +54,7 @@ class _Camera:
 
 
 class _OldNumPy(types.ModuleType):
-    """NumPy with two names that LIBERO-plus uses and NumPy 2 has dropped."""
+    """NumPy with two names that LIBERO-plus uses and NumPy 2 has removed."""
 
     float_ = np.float64
 

@@ -1,8 +1,8 @@
-"""Loading MuJoCo and robosuite so that they print nothing and write only below the temporary folder.
+"""Load MuJoCo and robosuite so that they print nothing and write only below the temporary folder.
 
-What they would do by themselves at import: open one log file for all users of the machine, write compiled code beside the
-installed packages, and take whichever MuJoCo is there. All of it is settled in `load_simulator`, which every other module
-of this package goes through. LIBERO itself is loaded by `libero_code`.
+By default they open one log file for all users of the machine, write compiled code beside the installed packages, and accept
+any MuJoCo. `load_simulator` prevents this, and every other module of this package uses it. `libero_code` loads LIBERO
+itself.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ class Simulator(NamedTuple):
     mujoco: Any
 
     randomization_error: type[Exception]
-    """What robosuite raises when it found no free place for an object."""
+    """robosuite's error if it finds no free place for an object."""
 
     axisangle2quat: Any
     quat2mat: Any
-    """robosuite's own, the second of which rounds to float32: a turned goal is made with them."""
+    """robosuite's own functions, the second of which rounds to float32; goal orientations are computed with them."""
 
 
 @functools.cache
 def load_simulator() -> Simulator:
-    """Import MuJoCo and robosuite, once in a process; no OpenGL is touched, so that the process may still fork.
+    """Import MuJoCo and robosuite, once in a process, without OpenGL, so that the process can still fork.
 
-    Raises: `ImportError` where a package is missing, `EnvError` for a MuJoCo with other physics or pictures.
+    Raises: `ImportError` if a package is missing, `EnvError` for a MuJoCo with other physics or pictures.
     """
     cache = cache_folder()
     lasting = {
@@ -59,7 +59,7 @@ def load_simulator() -> Simulator:
         mujoco = importlib.import_module("mujoco")
         refuse_wrong_mujoco(mujoco.__version__)
         _keep_no_assets(mujoco)
-        mujoco.set_mju_user_warning(_tell)  # else MuJoCo writes a log file into whatever folder is current
+        mujoco.set_mju_user_warning(_tell)  # else MuJoCo writes a log file into the current folder
         try:
             transforms = importlib.import_module("robosuite.utils.transform_utils")
             errors = importlib.import_module("robosuite.utils.errors")
@@ -78,7 +78,7 @@ def importing(**variables: str) -> Iterator[None]:
         warnings.catch_warnings(),
         _environment(MUJOCO_GL="disable", MUJOCO_EGL_DEVICE_ID=None, **one_thread, **variables),
     ):
-        for kind in (DeprecationWarning, SyntaxWarning):  # of third-party modules; nothing of ours is imported here
+        for kind in (DeprecationWarning, SyntaxWarning):  # of third-party modules; none of ours is imported here
             warnings.simplefilter("ignore", kind)
         yield
 
@@ -88,7 +88,7 @@ def _tell(warning: str) -> None:
 
 
 def _keep_no_assets(mujoco: Any) -> None:
-    """Have MuJoCo forget the meshes and textures of a model that is built: it keeps up to 500 MB for the next one."""
+    """Make MuJoCo free the meshes and textures of a built model: by default it caches up to 500 MB for the next one."""
     (path,) = Path(mujoco.__file__).parent.glob("libmujoco.*")
     library = ctypes.CDLL(str(path))
     library.mj_globalCache.restype = ctypes.c_void_p
@@ -97,7 +97,7 @@ def _keep_no_assets(mujoco: Any) -> None:
 
 
 def refuse_wrong_mujoco(version: str) -> None:
-    """Raise `EnvError` unless this version of MuJoCo gives LIBERO the physics and pictures of published results."""
+    """Raise `EnvError` unless this version of MuJoCo has the physics and pictures of LIBERO's published results."""
     numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:3])
     if _OLDEST_MUJOCO <= numbers < _FIRST_WRONG_MUJOCO:
         return
@@ -109,18 +109,20 @@ def refuse_wrong_mujoco(version: str) -> None:
 
 
 def cache_folder() -> Path:
-    """A folder below the temporary one, of this user alone, for compiled code: kept, so that the next process is fast."""
+    """Return a folder below the temporary one, of this user only, for compiled code; it is kept, to start later processes
+    fast.
+    """
     folder = Path(tempfile.gettempdir()) / f"vla_rl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise EnvError(f"{folder} belongs to somebody else or others may write to it; remove it or set TMPDIR.")
+        raise EnvError(f"{folder} belongs to another user or others may write to it; remove it or set TMPDIR.")
     return folder
 
 
 @contextlib.contextmanager
 def _environment(**values: str | None) -> Iterator[None]:
-    """Set (or with None: unset) environment variables, and put them back."""
+    """Set (or with None: unset) environment variables, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in values}
     _set_environment(values)
     try:
@@ -139,9 +141,9 @@ def _set_environment(values: dict[str, str | None]) -> None:
 
 @contextlib.contextmanager
 def _quiet_robosuite() -> Iterator[None]:
-    """Import robosuite with its log file off and without its advice about private settings.
+    """Import robosuite without its log file and its hint about private settings.
 
-    Its settings are a module that it reads while it is imported, so that module is prepared before.
+    robosuite reads its settings from a module during its import, so that module is prepared first.
     """
     package = importlib.util.find_spec("robosuite")
     if package is None or not package.submodule_search_locations or "robosuite" in sys.modules:

@@ -1,7 +1,7 @@
 """The control step of one scene: live views of MuJoCo's arrays, the controller's state, and one compiled call for each step.
 
-Nothing here calls robosuite's `step`: `control_step` computes the same numbers. robosuite's objects are read once, where
-a scene has just been built, for the controller's state at the reset and for which joint is where.
+Nothing here calls robosuite's `step`: `control_step` computes the same numbers. robosuite's objects are read once, after a
+scene was built, for the controller's state at the reset and the joints' addresses.
 """
 
 import functools
@@ -14,17 +14,17 @@ import numpy as np
 from vla_rl.envs.libero.simulator import load_simulator
 
 Physics: TypeAlias = Literal["exact", "fast"]
-"""exact: robosuite's bits. fast: one constraint solve a substep, sparse matrices, no inverses: up to rounding the same."""
+"""exact: robosuite's bits. fast: one constraint solve a substep, sparse matrices, no inverses; equal up to rounding."""
 
 _DISPLACEMENT_M, _ROTATION_RAD = 0.05, 0.5
 _MODEL_FIELDS = ("site_rgba",)
 _SMALLEST_SINE = 1e-8
-"""What `np.isclose` takes for zero, as robosuite asks it."""
+"""Largest value that `np.isclose` treats as zero in robosuite's test."""
 
 
 @functools.cache
 def _compiled_code() -> tuple[Any, Any, Any]:
-    """The modules of the compiled code: imported late, since `load_simulator` says where compiled code is kept."""
+    """Return the modules of the compiled code: imported late, because `load_simulator` sets the folder of compiled code."""
     load_simulator()
     names = ("control_step", "operational_space", "mujoco_calls")
     modules = [importlib.import_module(f"vla_rl.envs.libero.{name}") for name in names]
@@ -63,9 +63,10 @@ class Stepper:
         self.begin_anew(env)
 
     def begin_anew(self, env: Any) -> None:
-        """Take over the controller and the gripper of robosuite's environment, which was just reset, and read the sensors.
+        """Copy the state of the controller and the gripper from robosuite's environment after its reset, and read the
+        sensors.
 
-        A forced reading moves robosuite's clock of the sensors by a substep; a reset makes one.
+        A forced reading advances robosuite's sensor clock by a substep; a reset makes one.
         """
         robot = env.robots[0]
         for name, array in self._controller._asdict().items():
@@ -75,7 +76,7 @@ class Stepper:
         self.read_now()
 
     def read_now(self) -> None:
-        """Let the sensors read outside of a step."""
+        """Read the sensors outside of a step."""
         self._clock[0] += self._code.SUBSTEP_S
         self._code.read_sensors(self._live, self._read)
         self._clock[1] = 1.0
@@ -104,7 +105,7 @@ class Stepper:
 
     @property
     def proprio(self) -> np.ndarray:
-        """float32 [8], as the sensors read last: gripper position (m), hand orientation (axis-angle), two fingers (m)."""
+        """The sensors' last values, float32 [8]: gripper position (m), hand orientation (axis-angle), two fingers (m)."""
         read = self._read
         w, x, y, z = read.xquat[self._eef_body]
         hand = axis_angle(np.array([x, y, z, w]))
@@ -113,11 +114,11 @@ class Stepper:
 
     @property
     def read(self) -> Any:
-        """`Poses` as the sensors read them last; overwritten by the next step."""
+        """`Poses` of the sensors' last reading; overwritten by the next step."""
         return self._read
 
     def get_state(self) -> dict[str, Any]:
-        """Everything besides MuJoCo's own state that a later step depends on, as plain arrays."""
+        """Return all state besides MuJoCo's own that a later step depends on, as plain arrays."""
         return {
             "controller": {name: array.copy() for name, array in self._controller._asdict().items()},
             "flags": self._flags.copy(),
@@ -126,7 +127,7 @@ class Stepper:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state that `get_state` gave for the same task."""
+        """Continue from a state that `get_state` returned for the same task."""
         for name, array in self._controller._asdict().items():
             array[...] = state["controller"][name]
         for name, array in self._read._asdict().items():
@@ -157,9 +158,9 @@ class Stepper:
 
 
 def _mass_addresses(model: Any, size: int) -> np.ndarray:
-    """int64 [size, size], where entry (i, j) of the mass matrix lies in MuJoCo's packed `qM`; -1 where it is zero.
+    """Return the address of each mass matrix entry (i, j) in MuJoCo's packed `qM`, int64 [size, size]; -1 for a zero.
 
-    A row of `qM` begins at `dof_Madr` with the diagonal and goes on with the joints that carry it, nearest first.
+    A row of `qM` begins at `dof_Madr` with the diagonal and continues with the joint's ancestors, nearest first.
     """
     addresses = np.full((size, size), -1, np.int64)
     for row in range(size):
@@ -171,7 +172,7 @@ def _mass_addresses(model: Any, size: int) -> np.ndarray:
 
 
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:
-    """float64 [3], axis times angle in [0, 2 pi], of a unit quaternion (x, y, z, w); zero where there is no rotation."""
+    """Return axis times angle in [0, 2 pi] of a unit quaternion (x, y, z, w), float64 [3]; zero without rotation."""
     w = min(max(float(quaternion[3]), -1.0), 1.0)
     sine = math.sqrt(1.0 - w * w)
     if sine <= _SMALLEST_SINE:

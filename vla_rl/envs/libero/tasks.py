@@ -1,7 +1,7 @@
-"""Which tasks there are: the suites of LIBERO and of packages that extend it, in their own order (index 0).
+"""Tasks of LIBERO and of the packages that extend it, by suite and in their own order (from 0).
 
-A package names the tasks of a suite in a plain data file, and keeps goal files (`.bddl`) and files of initial states beside
-it. Only those files are read; LIBERO's own task list (its benchmark module) imports torch and is never loaded.
+A package lists the tasks of a suite in a plain data file, with goal files (`.bddl`) and files of initial states beside it.
+Only those files are read; LIBERO's own task list (its benchmark module) imports torch and is never loaded.
 """
 
 import difflib
@@ -24,7 +24,7 @@ from vla_rl.envs.libero.packages import (
 from vla_rl.envs.libero.variants import Variant, kind_of_suite, variant_of
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
-"""LIBERO's own."""
+"""LIBERO's own suites."""
 
 STEP_LIMITS = {
     "libero_spatial": 220,
@@ -33,23 +33,23 @@ STEP_LIMITS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-"""Control steps after which an episode has failed, as published results count (OpenVLA, OpenVLA-OFT)."""
+"""Control steps after which an episode has failed, as in published results (OpenVLA, OpenVLA-OFT)."""
 
 LONGEST_STEP_LIMIT = max(STEP_LIMITS.values())
-"""For suites without a published limit."""
+"""Step limit for suites without a published one."""
 
 NUM_STARTS = 1 << 31
-"""Starts of a task, by number: first LIBERO's fixed initial states, then those that are drawn (`drawn_starts`)."""
+"""Number of starts of a task: first LIBERO's fixed initial states, then drawn ones (`drawn_starts`)."""
 
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
 _LANGUAGE = re.compile(r"\(:language\s+([^()]*)\)")
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of a suite. Its files are read when they are asked for: some packages have thousands of tasks."""
+    """One task of a suite. Its files are read on access, because some packages have thousands of tasks."""
 
     suite: str
-    """As it is asked for: `libero_goal`, or with its package, `liberopro.libero_goal_swap`."""
+    """Full name of the suite: `libero_goal`, or with its package, `liberopro.libero_goal_swap`."""
 
     task_id: int
     """Position in the package's own order."""
@@ -64,31 +64,32 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def package(self) -> str:
-        """The package that it comes from."""
+        """The package of the task."""
         return split_suite(self.suite)[0]
 
     @property
     def variant(self) -> Variant:
-        """What its name says of it."""
+        """The variant that the task's name describes."""
         return variant_of(split_suite(self.suite)[1], self.name)
 
     @property
     def perturbation(self) -> str:
-        """What was changed in it: `camera`, `swap`, ...; empty for LIBERO's own tasks."""
+        """The kind of change: `camera`, `swap`, ...; empty for LIBERO's own tasks."""
         suite = split_suite(self.suite)[1]
         return self.variant.kind or kind_of_suite(suite, _origin_of(suite))
 
     @property
     def instruction(self) -> str:
-        """The task in words, as policies get it: LIBERO's name of the task without its scene, as published policies do.
+        """The task in words, for policies: LIBERO's name of the task without its scene, as for published policies.
 
-        If the goal file has other words than that of the task that it was made from, those: they are the perturbation.
+        If the goal file's words differ from those of the original task, it is the goal file's words: they are the
+        perturbation.
         """
         return _instruction(self)
 
     @property
     def num_init_states(self) -> int:
-        """How many fixed initial states there are. Raises: `FileNotFoundError`, `ValueError` for a bad file."""
+        """Number of fixed initial states. Raises: `FileNotFoundError`, `ValueError` for a bad file."""
         return _num_init_states(self.init_states_file)
 
     @property
@@ -104,7 +105,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_tasks(suite: str) -> tuple[Task, ...]:
-    """All tasks of `suite`, in the package's order.
+    """Return all tasks of `suite`, in the package's order.
 
     Raises: `ValueError` for an unknown suite, `FileNotFoundError` for one whose goal files are not installed, `ImportError`
         if its package is not.
@@ -116,26 +117,28 @@ def list_tasks(suite: str) -> tuple[Task, ...]:
     folder = package_root(package) / "bddl_files" / name
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{package} lists the suite {suite}, but holds no goal files for it ({folder}): that distribution of the "
+            f"{package} lists the suite {suite}, but holds no goal files for it ({folder}): this distribution of the "
             f"package leaves them out. Suites with files: {', '.join(list_suites(package))}."
         )
     return _tasks_of(package, name)
 
 
 def list_suites(package: str = LIBERO) -> tuple[str, ...]:
-    """Suites with goal files, LIBERO's own first. Raises: `ImportError` if the package is not installed."""
+    """Return the suites with goal files, LIBERO's own first. Raises: `ImportError` if the package is not installed."""
     folder = package_root(package) / "bddl_files"
     return tuple(joined_suite(package, name) for name in _suites_of(package) if (folder / name).is_dir())
 
 
 def step_limit_of(suite: str) -> int:
-    """Control steps after which an episode of `suite` has failed; of a variant (`libero_goal_swap`), its origin's."""
+    """Return the control steps after which an episode of `suite` has failed; a variant (`libero_goal_swap`) has its
+    origin's.
+    """
     origin = _origin_of(split_suite(suite)[1])
     return STEP_LIMITS[origin] if origin is not None else LONGEST_STEP_LIMIT
 
 
 def find_task(suite: str, task_id: int) -> Task:
-    """The task `task_id` of `suite`. Raises: as `list_tasks`; `ValueError` for a task id out of range."""
+    """Return the task `task_id` of `suite`. Raises: as `list_tasks`; `ValueError` for a task id out of range."""
     tasks = list_tasks(suite)
     if not isinstance(task_id, int) or isinstance(task_id, bool) or not 0 <= task_id < len(tasks):
         raise ValueError(f"task_id is {task_id!r}, expected 0 to {len(tasks) - 1}: {suite} has {len(tasks)} tasks.")
@@ -143,7 +146,7 @@ def find_task(suite: str, task_id: int) -> Task:
 
 
 def libero_root() -> Path:
-    """The folder of the installed LIBERO that holds `bddl_files` and `init_files`. Raises: `ImportError`."""
+    """Return the folder of the installed LIBERO that holds `bddl_files` and `init_files`. Raises: `ImportError`."""
     return package_root(LIBERO)
 
 
@@ -160,7 +163,7 @@ def _hint(suite: str) -> str:
 
 @functools.cache
 def _suites_of(package: str) -> dict[str, list[str]]:
-    """Names of tasks by suite: LIBERO's five first, then the package's others, then folders that its list leaves out."""
+    """Return names of tasks by suite: LIBERO's five first, then the package's others, then folders missing in its list."""
     listed, root = _task_names(package), package_root(package)
     suites = {name: listed[name] for name in (*(each for each in SUITES if each in listed), *listed)}
     for folder in sorted((root / "bddl_files").iterdir()):

@@ -1,6 +1,6 @@
-"""What a variant of a LIBERO task changes, as the names of LIBERO-plus and LIBERO-PRO say.
+"""Variants of LIBERO tasks, parsed from the names in LIBERO-plus and LIBERO-PRO.
 
-LIBERO-plus keeps its variants in LIBERO's suites and appends to the name of the task that they were made from:
+LIBERO-plus has its variants in LIBERO's suites and appends to the name of the original task:
 
     ..._view_15_0_100_0_0_initstate_0             another place of the camera
     ..._view_0_0_100_0_0_initstate_7              another pose of the robot's joints
@@ -45,23 +45,23 @@ class Variant(msgspec.Struct, frozen=True):
     """A task as its name describes it."""
 
     origin: str
-    """Name of the task that it was made from; its own one if it is no variant."""
+    """Name of the original task; its own name if it is not a variant."""
 
     kind: str
-    """What was changed, in one word; `UNCHANGED` if nothing was."""
+    """The kind of change, in one word; `UNCHANGED` if there is none."""
 
     goal_stem: str
-    """Name of its goal file, without the ending: what the name alone says (camera, joints, noise) has no file."""
+    """Name of its goal file, without the ending; changes that only the name describes (camera, joints, noise) have none."""
 
     states_stem: PurePosixPath
     """Its file of initial states below `init_files`, without the ending."""
 
     noise: int = 0
-    """Which noise is added to the fixed camera's picture, in LIBERO-plus's numbering; 0 for none."""
+    """Number of the noise in the fixed camera's picture, in LIBERO-plus's numbering; 0 for none."""
 
 
 def variant_of(suite: str, name: str) -> Variant:
-    """Read the name of a task. `suite` is without its package."""
+    """Parse the name of a task. `suite` is without its package."""
     if match := _BY_NAME_ALONE.fullmatch(name):
         changed = {
             "noise": match["noise"] is not None,
@@ -83,7 +83,7 @@ def variant_of(suite: str, name: str) -> Variant:
 
 
 def kind_of_suite(suite: str, origin: str | None) -> str:
-    """What LIBERO-PRO changed in all tasks of a suite that was made from the suite `origin`: `swap`, `with_mug`."""
+    """Return LIBERO-PRO's change to all tasks of a suite that was made from the suite `origin`: `swap`, `with_mug`."""
     if origin is None or suite == origin:
         return UNCHANGED
     suffix = suite.removeprefix(f"{origin}_")

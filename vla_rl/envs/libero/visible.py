@@ -1,9 +1,9 @@
-"""Which geoms a camera can see: the others need not be drawn, and the picture is the same.
+"""Find the geoms that a camera can see; leaving the others out does not change the picture.
 
-A software renderer spends its time on the corners of triangles, before it knows which of them are in the picture. The
-camera in the hand sees a tenth of a scene, and most of the robot is behind it. A geom is left out where its bounding box
-lies wholly beyond one side of the camera's pyramid, and no mirror shows it either. MuJoCo mirrors in the upper face of
-boxes and planes; what a mirror shows lies in the pyramid from the mirrored eye through that face.
+A software renderer spends its time on the corners of triangles, before it knows which of them are in the picture. The camera
+in the hand sees a tenth of a scene, and most of the robot is behind it. A geom is left out if its bounding box lies wholly
+beyond one side of the camera's pyramid, and no mirror shows it either. MuJoCo mirrors in the upper face of boxes and planes;
+what a mirror shows lies in the pyramid from the mirrored eye through that face.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from vla_rl.envs.libero.look import DRAWN_GROUPS
 from vla_rl.envs.libero.simulator import load_simulator
 
 _MARGIN_M = 2e-3
-"""How far beyond a side a box has to lie: more than what OpenGL's single precision loses."""
+"""Distance beyond a side that a box has to have (m): more than the rounding of OpenGL's single precision."""
 
 
 class Visible:
-    """The geoms of one model, as its look has it, that a camera may see.
+    """Finds the geoms of one model, with its look applied, that a camera may see.
 
     Args:
-        model: MuJoCo's own model, its groups of geoms already as they are drawn.
+        model: MuJoCo's own model, with the groups of geoms already set for drawing.
     """
 
     def __init__(self, model: Any) -> None:
@@ -37,14 +37,14 @@ class Visible:
             (geom, model.geom_size[geom].copy(), bool(is_plane[geom])) for geom in np.flatnonzero(is_mirror)
         ]
         self._is_always = is_plane | is_mirror
-        """Planes have no box, and the first mirror of a scene is the one that reflects."""
+        """Planes have no box, and MuJoCo reflects in the first mirror of a scene."""
 
     def seen_by(self, camera: int, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
-        """bool [ngeom]: False for the geoms that are certainly not in the picture of `camera`.
+        """Return bool [ngeom]: False for the geoms that are certainly not in the picture of `camera`.
 
         Args:
             camera: its number in the model.
-            drawn: `Sample.drawn`: the poses of everything at one instant.
+            drawn: `Sample.drawn`: all poses at one instant.
         """
         turns = drawn["geom_xmat"].reshape(-1, 3, 3)
         centres = drawn["geom_xpos"] + np.einsum("gij,gj->gi", turns, self._centres)
@@ -65,14 +65,14 @@ class Visible:
         return is_seen
 
     def _reaches_into(self, tip: np.ndarray, sides: np.ndarray, centres: np.ndarray, turns: np.ndarray) -> np.ndarray:
-        """bool [ngeom]: not wholly beyond one of the sides, given by unit normals [n, 3] outwards, of a pyramid."""
+        """Return bool [ngeom]: False if wholly beyond one side of a pyramid, given by unit normals [n, 3] outwards."""
         reach = np.einsum("gsj,gj->gs", np.abs(sides @ turns), self._halves)
         is_beyond: np.ndarray = (centres - tip) @ sides.T > reach + _MARGIN_M
         return np.logical_not(is_beyond.any(axis=1))
 
 
 def _sides_of_view(axes: np.ndarray, field_of_view: float) -> np.ndarray:
-    """[5, 3], outward normals: left, right, top and bottom of a square picture, and what is behind the camera.
+    """Return outward normals [5, 3]: left, right, top and bottom of a square picture, and the back of the camera.
 
     A camera looks along its negative z axis, the last column of `axes`.
     """
@@ -82,7 +82,9 @@ def _sides_of_view(axes: np.ndarray, field_of_view: float) -> np.ndarray:
 
 
 def _sides_of_face(eye: np.ndarray, face: np.ndarray, axes: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """[4, 3], outward normals of the pyramid from `eye` through the rectangle around `face` in the first two of `axes`."""
+    """Return outward normals [4, 3] of the pyramid from `eye` through the rectangle around `face` in the first two of
+    `axes`.
+    """
     corners = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) * size[:2]
     rays = face + corners @ axes[:, :2].T - eye
     normals = np.cross(rays, np.roll(rays, -1, axis=0))

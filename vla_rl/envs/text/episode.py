@@ -109,7 +109,7 @@ class TextEpisode:
         return messages, self._toolbox().list_tools()
 
     def _toolbox(self) -> Toolbox:
-        """The current agent's tools; a wrong definition is an error of the task, not of the model."""
+        """Return the current agent's tools; a wrong definition is an error of the task, not of the model."""
         if self._agent not in self._toolboxes:
             try:
                 functions = self._task.tools(self._agent)

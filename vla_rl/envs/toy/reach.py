@@ -162,7 +162,7 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._observe()
 
     def goal_position(self) -> np.ndarray:
-        """The centre of the right square: float64 [2], in arena units."""
+        """Return the centre of the right square: float64 [2], in arena units."""
         centre: np.ndarray = _CENTRES[self._goal_place].copy()
         return centre
 

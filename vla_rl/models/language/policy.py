@@ -121,7 +121,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """Return the tokenizer's tokens as bytes."""
+        """The tokenizer's tokens as bytes."""
         return Vocabulary(self._tokenizer, int(self._network.config.vocab_size))
 
     def tokenize(self, text: str) -> np.ndarray:

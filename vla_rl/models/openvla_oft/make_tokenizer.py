@@ -34,10 +34,10 @@ def make_tokenizer(instructions: Sequence[str], size: int) -> Tokenizer:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="the tokenizer.json to write")
-    parser.add_argument("--size", type=int, default=768, help="most tokens it may have (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=768, help="largest number of tokens (default: %(default)s)")
     arguments = parser.parse_args()
     instructions = [line.strip() for line in sys.stdin if line.strip()]
     make_tokenizer(instructions, arguments.size).save(str(arguments.file))

@@ -51,7 +51,7 @@ class PrismaticBatch:
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
-        """Return its tensors, [B, ...] each; `PrismaticBatch(*columns)` is the same batch."""
+        """Its tensors, [B, ...] each; `PrismaticBatch(*columns)` is the same batch."""
         proprio = () if self.proprio is None else (self.proprio,)
         return self.images, self.prompts, self.prompt_lengths, *proprio
 

@@ -1,4 +1,4 @@
-"""Closing doors that turn on hinges, such as a microwave's, from outside."""
+"""Closing doors on hinges, such as a microwave's, from outside."""
 
 import numpy as np
 
@@ -8,19 +8,19 @@ from vla_rl.envs.libero.experts.pick_and_place import approach
 from vla_rl.envs.libero.scene import Scene
 
 _REACH = 0.8
-"""Where the fingers push, as a share of the way from the hinge to the free edge: far out, the door is light."""
+"""Contact point of the fingers, as a share of the way from the hinge to the free edge: far out, little force is needed."""
 
 _BELOW_TOP_M = 0.05
-"""How far below the door's upper edge the finger tips are; the palm stays above the edge."""
+"""Distance of the finger tips below the door's upper edge (m); the palm stays above the edge."""
 
 _BEFORE_M = 0.06
-"""How far from the door's face the hand comes down."""
+"""Distance from the door's face at which the hand comes down (m)."""
 
 _THROUGH_M = -0.01
-"""Where the fingers are driven while they push, behind the face: the arm gives way, so the tips press on the door."""
+"""Target of the pushing fingers, behind the face (m): the arm is compliant, so the tips press on the door."""
 
 _TURN_PER_STEP, _OVERSHOOT = 0.08, 0.15
-"""How fast the door is pushed, and how far beyond shut the hand is driven (rad)."""
+"""Speed of the pushed door, and how far beyond shut the hand is driven (rad)."""
 
 
 class Door:
@@ -31,11 +31,11 @@ class Door:
 
     @property
     def angle(self) -> float:
-        """How far it stands open (rad), with the sign of its joint."""
+        """Opening angle (rad), with the sign of its joint."""
         return float(self._scene.data.joint(self._joint.id).qpos[0])
 
     def in_front(self, angle: float, away_m: float) -> np.ndarray:
-        """float64 [3], the point `away_m` from the outer face of the door as it would be at `angle`, in the world."""
+        """Return the point `away_m` from the door's outer face as it would be at `angle`, float64 [3] in the world."""
         data = self._scene.data.joint(self._joint.id)
         corners = box_corners(self._scene, int(self._joint.bodyid[0])).reshape(-1, 3)
         arms = (corners - data.xanchor)[:, :2]
@@ -51,7 +51,7 @@ class Door:
 
 
 def close_door(scene: Scene, hand: Hand, subject: str) -> Motion:
-    """Come down before the door's outer face with closed fingers and push it along its arc until it is shut."""
+    """Come down in front of the door's outer face with closed fingers, and push it along its arc until it is shut."""
     door = Door(scene, subject)
     start = door.angle
     rotation = nearest_turn(pointing_down(hand.yaw), hand.rotation)

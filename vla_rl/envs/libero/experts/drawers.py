@@ -8,28 +8,28 @@ from vla_rl.envs.libero.experts.hand import CLOSE, OPEN, Hand, Motion, nearest_t
 from vla_rl.envs.libero.scene import Scene
 
 _TILT = np.radians(20.0)
-"""How far the hand points below the horizontal when it grasps a bar."""
+"""Angle of the hand below the horizontal when it grasps a bar."""
 
 _PUSH_TILT = np.radians(45.0)
-"""The same for closing: the arm stays clear of the table."""
+"""The same angle for closing: the arm stays clear of the table."""
 
 _PULL_M = 0.19
 _PULL_SPEED = 0.6
-"""Faster, and the fingers slip off the bar."""
+"""At a higher speed, the fingers slip off the bar."""
 
 OPEN_M = 0.145
-"""Pulled so far, a drawer counts as open (LIBERO asks for 0.14)."""
+"""Opening at which a pulled drawer counts as open (LIBERO requires 0.14)."""
 
 _FULLY_OPEN_M = 0.16
 
 _ROOMY_M = 0.12
-"""Less open than this, a drawer is opened before a bowl is put in."""
+"""A drawer that is open less than this is opened before a bowl is put in."""
 
 _DOWN = np.array([0.0, 0.0, -1.0])
 
 
 class Drawer:
-    """A part that slides, and where it is."""
+    """A sliding part, and its pose."""
 
     def __init__(self, scene: Scene, region: str) -> None:
         joint = scene.domain.object_sites_dict[region].joints[0]
@@ -38,27 +38,27 @@ class Drawer:
 
     @property
     def outwards(self) -> np.ndarray:
-        """float64 [3], the direction in which it opens."""
+        """Direction in which it opens, float64 [3]."""
         return -np.array(self._scene.data.joint(self._joint.id).xaxis)
 
     @property
     def opening_m(self) -> float:
-        """How far it is open."""
+        """Opening (m)."""
         return -float(self._scene.data.joint(self._joint.id).qpos[0])
 
     @property
     def bar(self) -> np.ndarray:
-        """float64 [8, 3], the corners of the part that stands out farthest."""
+        """Corners of the part that stands out farthest, float64 [8, 3]."""
         corners = box_corners(self._scene, self.body)
         return np.asarray(corners[(corners @ self.outwards).max(1).argmax()])
 
     def points_when_open(self) -> np.ndarray:
-        """float64 [N, 3], points all over the drawer where it will be once it is open."""
+        """Return points all over the drawer in its open position, float64 [N, 3]."""
         return surface_points(self._scene, [self.body]) + (_FULLY_OPEN_M - self.opening_m) * self.outwards
 
 
 def is_shut_drawer(scene: Scene, place: str) -> bool:
-    """True where `place` is the inside of a drawer that is not open."""
+    """Return whether `place` is the inside of a drawer that is not open."""
     site = scene.domain.object_sites_dict.get(place)
     if site is None or not site.joints or "level" not in site.joints[0]:
         return False
@@ -106,5 +106,5 @@ def close_drawer(scene: Scene, hand: Hand, region: str) -> Motion:
 
 
 def _height_of_way(scene: Scene, hand: Hand, end: np.ndarray) -> float:
-    """How high (m) the hand must be on its way to `end`, tilted as it will be there."""
+    """Return the height (m) that the hand needs on its way to `end`, tilted as it will be there."""
     return highest_between(obstacle_points(scene), hand.position, end, 0.08) + 0.06

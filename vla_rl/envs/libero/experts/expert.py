@@ -1,4 +1,4 @@
-"""The scripted expert: reads a task's goal and the hidden state, and plays the task with one program for each goal."""
+"""The scripted expert: reads a task's goal and the hidden state, and runs one program for each goal."""
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from vla_rl.envs.libero.experts.pushing import is_pushed, make_room, push
 from vla_rl.envs.libero.scene import Scene
 
 _WAIT_STEPS = 10
-"""How long the expert stands still before it looks again: what cannot be grasped may still be moving."""
+"""Control steps that the expert waits before it looks again: an object that cannot be grasped may still be moving."""
 
 
 class Expert:
-    """Plays the task of one scene; `begin` after each reset, then one `act` for each control step."""
+    """Solves the task of one scene. Call `begin` after each reset, then `act` once for each control step."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -25,17 +25,17 @@ class Expert:
         self.begin()
 
     def begin(self) -> None:
-        """Start over; the next `act` plans from the scene as it is then."""
+        """Start over; the next `act` plans from the scene at that time."""
         self._obstacle = None
         self._motion = self._play()
 
     def act(self) -> np.ndarray:
-        """The action for the scene as it is now, float32 [7]."""
+        """Return the action for the current scene, float32 [7]."""
         return next(self._motion)
 
     @property
     def obstacle(self) -> str | None:
-        """Reason why the expert stands still though its task is not done, such as an object without a grasp; else None."""
+        """Reason why the expert stands still before its task is done, such as an object without a grasp; else None."""
         return self._obstacle
 
     def _play(self) -> Motion:
@@ -55,7 +55,7 @@ class Expert:
 
 
 def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
-    """One attempt at one goal; `is_shared` where another thing is to go to the same place."""
+    """Attempt one goal once; `is_shared` if another thing goes to the same place."""
     if goal.place is not None:
         if is_pushed(scene, goal):
             return push(scene, hand, goal.subject, goal.place)
@@ -74,6 +74,6 @@ def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
 
 
 def _open_for(scene: Scene, hand: Hand, name: str, region: str) -> Motion:
-    """Open a drawer that `name` is to go into; first move it to where the open drawer leaves room to grasp it."""
+    """Open a drawer that `name` is to go into; first move `name` to where the open drawer leaves room to grasp it."""
     yield from make_room(scene, hand, name, Drawer(scene, region).points_when_open())
     yield from open_drawer(scene, hand, region)

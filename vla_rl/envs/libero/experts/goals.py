@@ -1,4 +1,4 @@
-"""What a task asks for, read from LIBERO's goal file, in the order in which it can be done."""
+"""Goals of a task, read from LIBERO's goal file, in an order in which they can be reached."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ _ORDER = {"turnon": 0, "turnoff": 0, "open": 1, "on": 2, "in": 2, "close": 3}
 
 
 class UnreachableError(Exception):
-    """The programs cannot reach a goal from the scene as it is; the message says why."""
+    """The programs cannot reach a goal from the current scene; the message names the reason."""
 
 
 class Goal(NamedTuple):
@@ -18,18 +18,18 @@ class Goal(NamedTuple):
     """`on`, `in`, `open`, `close`, `turnon` or `turnoff`."""
 
     subject: str
-    """The object or fixture, or the region of one, that the condition is about."""
+    """The object or fixture, or the region of one, to which the condition applies."""
 
     place: str | None
-    """Where an `on` or `in` wants it: an object, a fixture or a region."""
+    """Target of an `on` or `in`: an object, a fixture or a region."""
 
     def is_met(self, scene: Scene) -> bool:
-        """True where the condition holds now."""
+        """Return whether the condition holds now."""
         return bool(scene.domain._eval_predicate([part for part in self if part is not None]))
 
 
 def goals_of(scene: Scene) -> list[Goal]:
-    """The conditions of the scene's task: switches and doors to open first, things to place, doors to close last."""
+    """Return the conditions of the scene's task: switches and doors to open first, things to place, doors to close last."""
     goals = [
         Goal(predicate, subject, rest[0] if rest else None)
         for predicate, subject, *rest in scene.domain.parsed_problem["goal_state"]

@@ -1,8 +1,8 @@
 """Choosing where to grasp an object from above, from its collision boxes.
 
-Two kinds of grasp are tried all around: across the whole object where it is narrow enough for the fingers, and across
-the wall of what is hollow. The best one needs little opening and turning, and lets the hand come down both where the
-object is and where it is to go.
+Two kinds of grasp are tried all around: across the whole object where it is narrow enough for the fingers, and across the
+wall of a hollow object. The best one needs little opening and turning, and lets the hand come down both at the object and at
+its target.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,20 +13,20 @@ import numpy as np
 from vla_rl.envs.libero.experts.clearance import FINGER_BELOW_M, PALM_ABOVE_M, lowest_height
 
 MAX_WIDTH_M = 0.0775
-"""Widest object that the fingers close on; open, they are 80 mm apart, and LIBERO's moka pot is 75.9 mm wide."""
+"""Widest object that the fingers close on (m); the open fingers are 80 mm apart, and LIBERO's moka pot is 75.9 mm wide."""
 
 _TIGHT_M = 0.074
 _MAX_WALL_M = 0.03
 _HOLLOW_M = 0.018
 _YAWS = np.linspace(0.0, np.pi, 36, endpoint=False)
 _RIM_DEPTH_M = 0.018
-"""How far below the rim a wall is grasped."""
+"""Depth below the rim at which a wall is grasped (m)."""
 
 _TURN_COST, _RAISE_COST, _DROP_COST = 0.01, 4.0, 1.0
 
 
 class Grasp(NamedTuple):
-    """Where the fingers close, for a hand that points down."""
+    """Pose of the fingers for a hand that points down."""
 
     position: np.ndarray
     """float64 [3], world (m)."""
@@ -35,13 +35,13 @@ class Grasp(NamedTuple):
     """Direction in which the fingers move, about the vertical (rad)."""
 
     width_m: float
-    """How far the fingers stay apart."""
+    """Width at which the fingers stay apart (m)."""
 
     highest_m: float
-    """Above this height they would close above the object (m, world)."""
+    """Height above which the fingers would close above the object (m, world)."""
 
     is_on_wall: bool = False
-    """The fingers hold the wall of something hollow, not the whole of it."""
+    """Whether the fingers hold the wall of a hollow object instead of the whole object."""
 
     @property
     def is_tight(self) -> bool:
@@ -50,7 +50,7 @@ class Grasp(NamedTuple):
 
 
 def pinch_grasps(corners: np.ndarray) -> list[Grasp]:
-    """Grasps across the whole of an object of boxes `corners` [N, 8, 3]; none where it is too wide everywhere."""
+    """Return grasps across a whole object with the boxes `corners` [N, 8, 3]; none if it is too wide everywhere."""
     bottom, top = corners[..., 2].min(), corners[..., 2].max()
     height = max((bottom + top) / 2, top - PALM_ABOVE_M, bottom + FINGER_BELOW_M)
     lowest, highest = corners[..., 2].min(1), corners[..., 2].max(1)
@@ -68,7 +68,7 @@ def pinch_grasps(corners: np.ndarray) -> list[Grasp]:
 
 
 def rim_grasps(points: np.ndarray) -> list[Grasp]:
-    """Grasps across the wall of a hollow object with the surface `points` [N, 3], all around it."""
+    """Return grasps across the wall of a hollow object with the surface `points` [N, 3], all around it."""
     top = points[:, 2].max()
     rim = points[points[:, 2] > top - 0.024, :2]
     middle = (rim.min(0) + rim.max(0)) / 2
@@ -89,12 +89,12 @@ def rim_grasps(points: np.ndarray) -> list[Grasp]:
 def choose_grasp(
     grasps: Iterable[Grasp], obstacles: np.ndarray, yaw_now: float, drop_m: Callable[[Grasp], float]
 ) -> Grasp | None:
-    """The best of `grasps`, raised where neighbours keep the hand from coming down; None if none is possible.
+    """Return the best of `grasps`, raised if neighbours block the hand; None if none is possible.
 
     Args:
-        obstacles: float64 [N, 3], points on everything but the object.
-        yaw_now: how the hand is turned (rad).
-        drop_m: from which height the object would have to be let go at its place if grasped so.
+        obstacles: float64 [N, 3], points on everything except the object.
+        yaw_now: current direction of the hand (rad).
+        drop_m: returns the height (m) from which a grasp would drop the object at its target.
     """
     best: tuple[float, Grasp] | None = None
     for grasp in grasps:
@@ -115,5 +115,5 @@ def choose_grasp(
 
 
 def nearest_half_turn(angle: float) -> float:
-    """`angle` plus a multiple of a half turn, in [-pi/2, pi/2): the fingers may be exchanged."""
+    """Return `angle` plus a multiple of a half turn, in [-pi/2, pi/2): the fingers may be exchanged."""
     return float((angle + np.pi / 2) % np.pi - np.pi / 2)

@@ -10,10 +10,10 @@ from vla_rl.envs.libero.experts.pick_and_place import approach
 from vla_rl.envs.libero.scene import Scene
 
 _TURN, _TURN_PER_STEP, _TURN_STEPS = 1.0, 0.06, 40
-"""How far the knob is turned, and how fast (rad); it follows late, so there are more steps than the turn needs."""
+"""Angle of the turn and speed (rad), and number of steps; the knob lags, so there are more steps than the turn needs."""
 
 _BELOW_TOP_M = 0.012
-"""How far below its upper edge the ridge is grasped."""
+"""Depth below the ridge's upper edge at which it is grasped (m)."""
 
 
 def turn_knob(scene: Scene, hand: Hand, goal: Goal) -> Motion:
@@ -40,7 +40,9 @@ def turn_knob(scene: Scene, hand: Hand, goal: Goal) -> Motion:
 
 
 def _across_ridge(scene: Scene, body: int) -> tuple[np.ndarray, float]:
-    """Where to grasp a knob, float64 [3] (m), and the direction across the ridge on it (rad): its highest, narrow box."""
+    """Return the grasp position of a knob, float64 [3] (m), and the direction across its ridge (rad): its highest, narrow
+    box.
+    """
     corners = box_corners(scene, body)
     ridge = corners[corners[..., 2].max(1).argmax()]
     _, axes = np.linalg.eigh(np.cov(ridge[:, :2].T))

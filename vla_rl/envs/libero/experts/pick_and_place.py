@@ -1,4 +1,4 @@
-"""Picking an object up from above and putting it where a goal wants it; tried again where it slipped."""
+"""Picking an object up from above and putting it at its target; retried if it slipped."""
 
 from typing import NamedTuple
 
@@ -15,38 +15,39 @@ from vla_rl.envs.libero.scene import Scene
 _CLEARANCE_M = 0.03
 _CLOSE_STEPS, _OPEN_STEPS = 10, 10
 _GENTLY, _GENTLE_SPEED, _GENTLE_STEPS = np.array([0.0, 0.0, 0.03]), 0.4, 10
-"""The first part of lifting something by its wall, and how fast: a jerk would pull the wall out of the fingers."""
+"""First part of lifting something by its wall, and its speed: a jerk would pull the wall out of the fingers."""
 
 _TOLERANCE_M, _TIGHT_TOLERANCE_M = 0.015, 0.004
-"""How near above an object the hand has to be before it comes down. Tight: a finger has to go inside of a wall, or past the
-sides of something nearly as wide as the open hand."""
+"""Largest distance of the hand from its place above an object before it comes down (m). Tight: a finger goes inside a wall,
+or past the sides of something nearly as wide as the open hand.
+"""
 
 _SLIPPED_M = 0.04
 _ABOVE_SUPPORT_M = 0.004
 
 
 class _Held(NamedTuple):
-    """How an object sits in the hand."""
+    """Position of an object in the hand."""
 
     grasp: Grasp
     offset: np.ndarray
     """float64 [3], from the object's origin to the point between the finger tips (m)."""
 
     below_m: float
-    """How far the object reaches below the point between the finger tips."""
+    """Distance that the object reaches below the point between the finger tips (m)."""
 
     radius_m: float
-    """How far it reaches from its origin, seen from above."""
+    """Distance that it reaches from its origin, seen from above (m)."""
 
 
 def pick_and_place(scene: Scene, hand: Hand, name: str, place: str, is_shared: bool = False) -> Motion:
-    """Pick `name` up and put it on or in `place`, an object or a region; `is_shared` where others go there too."""
+    """Pick `name` up and put it on or in `place`, an object or a region; `is_shared` if others go there too."""
     spot = choose_spot(scene, name, place, _radius(scene, name), is_shared)
     yield from pick_and_put(scene, hand, name, spot)
 
 
 def pick_and_put(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
-    """Pick `name` up, put its origin to `spot`, and rise; without success the hand is left open above the object."""
+    """Pick `name` up, put its origin at `spot`, and rise; on failure the hand is left open above the object."""
     held = _plan(scene, hand, name, spot)
     rotation = nearest_turn(pointing_down(held.grasp.yaw), hand.rotation)
     tolerance_m = _TIGHT_TOLERANCE_M if held.grasp.is_tight else _TOLERANCE_M
@@ -91,7 +92,7 @@ def approach(
     gripper: float = OPEN,
     tolerance_m: float = _TOLERANCE_M,
 ) -> Motion:
-    """Bring the open hand to within `tolerance_m` above `position`, over whatever stands in between."""
+    """Bring the open hand to within `tolerance_m` above `position`, over all obstacles on the way."""
     top = highest_between(obstacle_points(scene), hand.position, position, 0.08)
     height = max(top + _CLEARANCE_M, position[2] + 0.06)
     if hand.position[2] < height - 0.02:
@@ -100,7 +101,7 @@ def approach(
 
 
 def _plan(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held:
-    """Choose the grasp. Raises: `UnreachableError` if the object could not be grasped from above even if it stood alone."""
+    """Choose the grasp. Raises: `UnreachableError` if the object could not be grasped from above even without neighbours."""
     body = root_body(scene, name)
     corners, points = box_corners(scene, body), surface_points(scene, [body])
     others = obstacle_points(scene, without={name})
@@ -123,7 +124,7 @@ def _plan(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held:
 
 
 def _while_held(scene: Scene, hand: Hand, name: str, held: _Held, motion: Motion) -> Motion:
-    """`motion` until its end, or until the object is no longer in the hand."""
+    """Run `motion` to its end, or until the object is no longer in the hand."""
     for action in motion:
         yield action
         if not _is_held(scene, hand, name, held):

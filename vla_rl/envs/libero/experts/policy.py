@@ -1,7 +1,7 @@
-"""The expert as a policy: the environment suggests what it would do, and the policy follows.
+"""The expert as a policy: the environment suggests the expert's action, and the policy follows.
 
-The hidden state stays in the environment's process; what crosses is one action in each observation. Whatever acts there,
-a learnt policy too, `expert_action` is the right answer at that moment (DAgger, Ross et al. 2011, arXiv:1011.0686).
+The hidden state stays in the environment's process; only one action in each observation leaves it. `expert_action` is the
+right action at that moment for any acting policy, also a learnt one (DAgger, Ross et al. 2011, arXiv:1011.0686).
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from vla_rl.types import ActionChunk, Info, Observation, Sampling
 
 
 class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.ndarray]):
-    """A `LiberoEnv` whose observations also have `expert_action`: float32 [7], what the scripted expert would do now."""
+    """A `LiberoEnv` whose observations also have `expert_action`: float32 [7], the scripted expert's action."""
 
     def __init__(self, env: LiberoEnv) -> None:
         super().__init__(env)
@@ -27,7 +27,7 @@ class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, 
         self._expert = Expert(env.scene)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Begin an episode, and let the expert plan it anew."""
+        """Start an episode, and let the expert plan anew."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._expert.begin()
         return {**observation, "expert_action": self._expert.act()}, info
@@ -39,23 +39,23 @@ class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, 
 
 
 def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
-    """The entry point of the environments `vla_rl/<suite>-expert-v0`; keywords are those of `LiberoEnv`."""
+    """Make an environment `vla_rl/<suite>-expert-v0`; keywords are those of `LiberoEnv`. gymnasium's entry point."""
     return ExpertSuggestions(LiberoEnv(**kwargs))
 
 
 class ExpertPolicy:
-    """Follows the suggestions, one control step at a time; environments must give them."""
+    """Follows the suggestions, one control step at a time; the environments have to provide them."""
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """The suggested action as a chunk of one row; it has no tokens, and there is nothing to sample.
+        """Return the suggested action as a chunk of one row; it has no tokens, and nothing is sampled.
 
-        Raises: `ValueError` where the observation has no suggestion.
+        Raises: `ValueError` if the observation has no suggestion.
         """
         suggestion = observation.get("expert_action")
         if not isinstance(suggestion, np.ndarray):
             raise ValueError(
                 f"the observation has {sorted(observation)}, expected expert_action; "
-                "play an environment with suggestions, such as vla_rl/libero_object-expert-v0."
+                "use an environment with suggestions, such as vla_rl/libero_object-expert-v0."
             )
         empty = np.empty(0)
         return ActionChunk(

@@ -14,19 +14,19 @@ from vla_rl.envs.libero.experts.places import owner_of
 from vla_rl.envs.libero.scene import Scene
 
 _TIP_BELOW_M = 0.0115
-"""The finger tips reach so far below the point between them."""
+"""Distance of the finger tips below the point between them (m)."""
 
 _PRESS_M = 0.004
-"""How far below the surface the tips aim, so that they press on it; more, and the plate is nailed to the table."""
+"""Target depth of the tips below the surface (m), so that they press on it; if deeper, the plate is stuck to the table."""
 
 _PRESS_STEPS = 4
 
 _LOST_M = 0.07
-"""So far from the middle of the plate the fingers have left it behind."""
+"""Distance from the middle of the plate at which the fingers have lost it (m)."""
 
 
 def is_pushed(scene: Scene, goal: Goal) -> bool:
-    """True where a goal is reached by pushing: a plate that is to go to a part of the table."""
+    """Return whether a goal is reached by pushing: a plate that is to go to a part of the table."""
     return goal.subject.startswith("plate") and owner_of(scene, goal.place or "") is None
 
 
@@ -56,7 +56,7 @@ def push(scene: Scene, hand: Hand, name: str, place: str) -> Motion:
 
 
 def make_room(scene: Scene, hand: Hand, name: str, coming: np.ndarray) -> Motion:
-    """Drag a hollow thing to the nearest spot where it can still be grasped once the points `coming` are there too."""
+    """Drag a hollow thing to the nearest spot where it can still be grasped after the points `coming` arrive."""
     points = surface_points(scene, [root_body(scene, name)])
     middle = origin(scene, name)
     others = np.concatenate([obstacle_points(scene, without={name}), coming])
@@ -82,7 +82,7 @@ def make_room(scene: Scene, hand: Hand, name: str, coming: np.ndarray) -> Motion
 
 
 def _shifts() -> Iterator[np.ndarray]:
-    """Ways to move something on the table (m), the shortest first; the very first is to leave it."""
+    """Yield shifts of something on the table (m), the shortest first; the very first is zero."""
     yield np.zeros(3)
     for distance in (0.04, 0.06, 0.08, 0.1, 0.12, 0.14):
         for angle in np.linspace(0.0, 2 * np.pi, 16, endpoint=False):
@@ -90,7 +90,7 @@ def _shifts() -> Iterator[np.ndarray]:
 
 
 def _is_free(points: np.ndarray, middle: np.ndarray, radius_m: float, others: np.ndarray) -> bool:
-    """True where a thing with the surface `points` about `middle` could be grasped and lifted straight up."""
+    """Return whether a thing with the surface `points` about `middle` could be grasped and lifted straight up."""
     if (np.linalg.norm(others[:, :2] - middle[:2], axis=1) < radius_m + 0.01).any():
         return False
     grasp = choose_grasp(rim_grasps(points), others, 0.0, lambda _: 0.0)

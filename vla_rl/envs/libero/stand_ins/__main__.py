@@ -7,7 +7,7 @@ from vla_rl.envs.libero.stand_ins.catalogue import write_stand_ins
 
 
 def main() -> None:
-    """Write, and say how much it was."""
+    """Write the files and print their number and size."""
     parser = argparse.ArgumentParser(prog="python -m vla_rl.envs.libero.stand_ins", description=__doc__)
     parser.add_argument("out", type=Path, help="folder to write to; files that are there are overwritten")
     folder = write_stand_ins(parser.parse_args().out)

@@ -22,21 +22,21 @@ SCENES = (
     *(("libero_object", 0), ("libero_spatial", 5), ("libero_goal", 9)),
     *(("libero_10", 0), ("libero_10", 5), ("libero_10", 9)),
 )
-"""The tasks that are shown, by suite and task id."""
+"""The tasks on the sheet, by suite and task id."""
 
 _TILE, _COLUMNS, _SCENE, _LINE = 180, 7, 210, 16
 _PAPER = 245
 
 
 def contact_sheet() -> NDArray[np.uint8]:
-    """Items in rows of seven, then the tasks; uint8 [H, W, 3]."""
+    """Draw items in rows of seven, then the tasks; uint8 [H, W, 3]."""
     tiles = [_with_name(draw_item(item, _TILE), item.name) for item in all_items()]
     scenes = [_with_name(_draw_task(suite, task_id), f"{suite}/{task_id}") for suite, task_id in SCENES]
     return np.concatenate([_in_rows(tiles, _COLUMNS), _in_rows(scenes, len(scenes))])
 
 
 def draw_item(item: Item, size: int) -> NDArray[np.uint8]:
-    """One item on a white floor, seen from the front and above; doors and drawers stand open."""
+    """Draw one item on a white floor, seen from the front and above; doors and drawers are open."""
     mujoco = load_simulator().mujoco
     model = _stage(item)
     data = mujoco.MjData(model)
@@ -52,7 +52,7 @@ def draw_item(item: Item, size: int) -> NDArray[np.uint8]:
     context = make_context(size)
     context.make_current()
     renderer = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
-    azimuth = 200 if item.name.endswith("_mug") else 115  # their handles are behind
+    azimuth = 200 if item.name.endswith("_mug") else 115  # their handles are at the back
     camera, option = mujoco.MjvCamera(), mujoco.MjvOption()
     camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = middle, 3.1 * reach, azimuth, -32
     option.geomgroup[:] = DRAWN_GROUPS
@@ -69,7 +69,7 @@ def draw_item(item: Item, size: int) -> NDArray[np.uint8]:
 
 
 def _stage(item: Item) -> Any:
-    """A model of the item, standing upright under two lamps."""
+    """Build a model of the item, standing upright under two lamps."""
     mujoco = load_simulator().mujoco
     spec = mujoco.MjSpec.from_file(str(find_assets(STAND_INS).path / item.file))
     if item.up == "y":
@@ -83,7 +83,7 @@ def _stage(item: Item) -> Any:
 
 
 def _half_height(model: Any, data: Any, geom: int) -> float:
-    """How far the geom's bounding box reaches below its centre."""
+    """Return how far the geom's bounding box reaches below its centre."""
     return float(np.abs(data.geom_xmat[geom].reshape(3, 3)[2]) @ model.geom_aabb[geom, 3:])
 
 

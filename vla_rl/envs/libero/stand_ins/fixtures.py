@@ -1,7 +1,7 @@
-"""What stands fixed on the tables: cabinets, stove, microwave, wine rack and desk caddy.
+"""Fixtures on the tables: cabinets, stove, microwave, wine rack and desk caddy.
 
-Names, order of the parts, joints and regions are those that LIBERO's goals and initial states count on. Fronts face -y.
-A fixture is welded to the world, so MuJoCo lets it collide with its own drawers: about a millimetre is left between.
+Names, order of the parts, joints and regions are those that LIBERO's goals and initial states rely on. Fronts face -y. A
+fixture is welded to the world, so MuJoCo lets it collide with its own drawers: about a millimetre is left between.
 """
 
 import math
@@ -25,7 +25,7 @@ _BLACK, _STEEL = "#1d1d1f", "#b9bdc2"
 
 
 def fixtures() -> tuple[Item, ...]:
-    """All of them."""
+    """Return all fixtures."""
     return (
         _cabinet("wooden_cabinet", "#3a332c", "#3c342e", "#676767"),
         _cabinet("white_cabinet", "#f0edee", "#ebe9ea", "#676767"),
@@ -166,7 +166,7 @@ def _wine_rack() -> Item:
     geoms = (
         *block((0.2688, 0.1579, 0.0090), (0.0, -0.0061, 0.2512), board, tilt, "wood"),
         *block((0.2688, 0.1579, 0.0090), (0.0, -0.0427, 0.1273), board, tilt, "wood"),
-        # the stoppers are clear as glass in LIBERO's own, so they are not seen here
+        # the stoppers of LIBERO's own are clear as glass, so they are invisible here
         touch((0.2644, 0.0030, 0.0190), (0.0, -0.0752, 0.2212), tilt),
         touch((0.2644, 0.0030, 0.0190), (0.0, -0.1118, 0.0973), tilt),
         *block((0.1800, 0.2580, 0.0100), (0.0, 0.0020, 0.0030), dark, material="wood"),

@@ -1,7 +1,7 @@
-"""Cans, bottles, cartons and boxes: what libero_object puts into its basket.
+"""Cans, bottles, cartons and boxes, which libero_object puts into its basket.
 
-LIBERO keeps cans, ketchup, dressing and cartons lying along y of their own frame and the rest upright on z; sizes and
-masses are about those of its meshes.
+LIBERO keeps cans, ketchup, dressing and cartons lying along y of their own frame and the rest upright on z; sizes and masses
+are about those of its meshes.
 """
 
 from typing import Literal
@@ -14,7 +14,7 @@ _USUAL_REACH = Reach(0.06, 0.04, 0.025)
 
 
 def groceries() -> tuple[Item, ...]:
-    """All of them."""
+    """Return all groceries."""
     return (
         _grocery("alphabet_soup", 0.054, _can("#c8202f", "#f6f0dc", "#e8a92c"), Reach(0.04, 0.04, 0.025), up="y"),
         _grocery("tomato_sauce", 0.054, _can("#2e7d3a", "#d8362a", "#f6f0dc"), up="y"),
@@ -115,5 +115,5 @@ def _packet(size: tuple[float, float, float], body: str, label: str) -> Geoms:
 
 
 def _both_sides(right: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A closed outline from its right half, given from below to above."""
+    """Return a closed outline from its right half, given from bottom to top."""
     return right + [(-x, z) for x, z in reversed(right)]

@@ -1,4 +1,4 @@
-"""What an asset file holds, as plain frozen data: geoms, sites, joints, parts, and a whole item with its place in the tree.
+"""Contents of an asset file as plain frozen data: geoms, sites, joints, parts, and a whole item with its file path.
 
 Lengths are metres, angles radians, quaternions (w, x, y, z), colours "#rrggbb".
 """
@@ -14,7 +14,7 @@ UPRIGHT: Quaternion = (1.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Surface:
-    """A triangle mesh in whole tenths of a millimetre, seen only; what is touched is always made of boxes."""
+    """A triangle mesh in whole tenths of a millimetre, for drawing only; collision shapes are always boxes."""
 
     vertices: tuple[tuple[int, int, int], ...]
     faces: tuple[tuple[int, int, int], ...]
@@ -22,18 +22,18 @@ class Surface:
 
 @dataclass(frozen=True)
 class Geom:
-    """One shape of a part: either solid (touched, never seen) or painted (seen, without mass, never touched)."""
+    """One shape of a part: either solid (collides, never drawn) or painted (drawn, without mass, never collides)."""
 
     type: str
-    """MuJoCo's: box, cylinder or mesh."""
+    """MuJoCo's type: box, cylinder or mesh."""
 
     size: tuple[float, ...] = ()
-    """Half extents of a box, radius and half height of a cylinder; nothing for a mesh."""
+    """Half extents of a box, radius and half height of a cylinder; empty for a mesh."""
 
     pos: Vector = (0.0, 0.0, 0.0)
     quat: Quaternion = UPRIGHT
     color: str = ""
-    """Of a painted geom; a solid one has none."""
+    """Colour of a painted geom; a solid one has none."""
 
     material: str = ""
     """Name of one of the item's materials, which tints it with `color`."""
@@ -41,11 +41,11 @@ class Geom:
     surface: Surface | None = None
     name: str = ""
     density: float = 1.0
-    """How heavy a solid geom is compared to the others of its part."""
+    """Weight of a solid geom relative to the others of its part."""
 
     @property
     def is_solid(self) -> bool:
-        """Whether it is touched; otherwise it is seen."""
+        """Whether it collides; otherwise it is drawn."""
         return not self.color
 
 
@@ -63,7 +63,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Joint:
-    """How a part moves in the one around it."""
+    """Motion of a part relative to its parent."""
 
     name: str
     type: str
@@ -74,7 +74,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Part:
-    """One body: what it is made of, and the parts that hang on it, in an order on which LIBERO's code depends."""
+    """One body: its geoms, and its child parts, in an order on which LIBERO's code depends."""
 
     name: str
     geoms: tuple[Geom, ...] = ()
@@ -84,10 +84,10 @@ class Part:
     pos: Vector = (0.0, 0.0, 0.0)
     quat: Quaternion = UPRIGHT
     mass_kg: float = 0.0
-    """Spread over the solid geoms by volume; 0 for what is fixed to the table."""
+    """Mass that is spread over the solid geoms by volume; 0 for parts that are fixed to the table."""
 
     inertia: float = 0.0
-    """Of a jointed part about each axis (kg m^2); 0 computes it from the solid geoms."""
+    """Inertia of a jointed part about each axis (kg m^2); 0 computes it from the solid geoms."""
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,15 @@ class Material:
     specular: float = 0.3
     shininess: float = 0.3
     projection: str = "cube"
-    """How the picture is laid on: "cube" on every side of a box, "2d" on a plane."""
+    """Mapping of the texture: "cube" on every side of a box, "2d" on a plane."""
 
     texture_name: str = ""
-    """What LIBERO calls the texture, where its code looks for it."""
+    """LIBERO's name of the texture, if its code looks for it."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """How far an item reaches from its origin, as LIBERO's placement counts it (not what was measured)."""
+    """Distances that an item reaches from its origin, as LIBERO's placement counts them (not measured)."""
 
     below: float
     above: float
@@ -123,20 +123,20 @@ class Item:
     """One asset file."""
 
     file: str
-    """Below the asset folder, with suffix."""
+    """Path below the asset folder, with suffix."""
 
     root: Part
     reach: Reach
     materials: tuple[Material, ...] = ()
     up: Literal["y", "z"] = "z"
-    """Which axis of its own frame points up where it stands; LIBERO's initial states turn it accordingly."""
+    """Axis of its own frame that points up when it stands; LIBERO's initial states rotate it accordingly."""
 
     @property
     def name(self) -> str:
-        """LIBERO's name of it."""
+        """LIBERO's name of the item."""
         return self.file.rsplit("/", 1)[-1].removesuffix(".xml")
 
 
 def solid(geom: Geom) -> Geom:
-    """The same shape, to be touched instead of seen."""
+    """Return the same shape as a collision shape."""
     return replace(geom, color="", material="")

@@ -1,4 +1,4 @@
-"""The five rooms: a floor, walls and a table, with the names that LIBERO moves, resizes and hangs its regions on."""
+"""The five rooms: a floor, walls and a table, with the names that LIBERO moves, resizes and attaches its regions to."""
 
 import math
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ class Room:
 
     name: str
     geoms: Geoms
-    """Those that belong to the world itself."""
+    """Geoms that belong to the world itself."""
 
     parts: tuple[Part, ...]
     materials: tuple[Material, ...] = (_FLOOR, _WALL, _TABLE, _WOOD)
 
     @property
     def file(self) -> str:
-        """Below the asset folder, with suffix."""
+        """Path below the asset folder, with suffix."""
         return f"scenes/{self.name}.xml"
 
 
 def rooms() -> tuple[Room, ...]:
-    """All of them. The floor is a geom of the world or a body with one geom, as LIBERO's code looks for it."""
+    """Return all rooms. The floor is a geom of the world or a body with one geom, where LIBERO's code looks for it."""
     floor = Geom("plane", (3.0, 3.0, 0.125), color="#ffffff", material="floorplane", name="floor")
     return (
         Room("libero_floor_base_style", (*_walls(), *_skirting()), (Part("floor", (floor,)),)),
@@ -47,7 +47,7 @@ def rooms() -> tuple[Room, ...]:
 
 
 def _walls() -> Geoms:
-    """Six walls, seen only: around a room of 5 by 6 m with two cut corners behind the robot."""
+    """Return six walls, for drawing only: around a room of 5 by 6 m with two cut corners behind the robot."""
     upright = compose(about_z(math.pi / 2), about_x(math.pi / 2))
 
     def wall(half_width: float, x: float, y: float, turn: float) -> Geom:
@@ -74,7 +74,7 @@ def _skirting() -> Geoms:
 
 
 def _work_table() -> Part:
-    """LIBERO moves it, and sets its size and that of its legs."""
+    """Return the work table; LIBERO moves it, and sets its size and that of its legs."""
     half = (0.4, 0.4, 0.4)
     legs = tuple(Geom("cylinder", (0.05, 0.1), color="#c6b4a2", name=f"table_leg{i}_visual") for i in range(1, 5))
     geoms = (
@@ -154,7 +154,7 @@ CAMERAS: dict[str, tuple[Vector, Quaternion]] = {
     "agentview": ((0.5, 0.0, 1.35), (0.653, 0.271, 0.271, 0.653)),
     "sideview": ((-0.06, 1.28, 1.49), (0.0099, 0.0069, 0.5912, 0.8064)),
 }
-"""Views by name; LIBERO puts agentview elsewhere for each room."""
+"""Camera views by name; LIBERO moves agentview for each room."""
 
 LIGHTS: tuple[Vector, ...] = ((1.0, 1.0, 4.0), (-3.0, -3.0, 4.0))
-"""Where LIBERO's two lamps hang."""
+"""Positions of LIBERO's two lamps."""

@@ -1,9 +1,9 @@
 """Building blocks of the stand-ins: boxes, prisms, vessels and turned surfaces, each a tuple of geoms.
 
-Everything stands upright on z. Two rules keep it graspable and fast:
+All items stand upright on z. Two rules keep them graspable and fast:
 
-- What is touched is made of boxes only. Cylinders slip out of a gripper with flat pads, an octagonal prism stays.
-- What is seen and round is one turned mesh: a twentieth of the triangles that MuJoCo spends on its own cylinders.
+- Collision shapes are boxes only. Cylinders slip out of a gripper with flat pads; an octagonal prism does not. - Each round
+visible shape is one turned mesh, with a twentieth of the triangles of MuJoCo's own cylinders.
 """
 
 import math
@@ -19,26 +19,26 @@ Profile: TypeAlias = Sequence[tuple[float, float]]
 
 _UNIT_M = 1e-4
 _GAP_M = 0.0004
-"""How much shorter the diagonal boxes of a prism are, so that it stands on two of its four boxes."""
+"""Difference in length of the diagonal boxes of a prism (m), so that it stands on two of its four boxes."""
 
 
 def about_x(angle: float) -> Quaternion:
-    """A turn about x (rad)."""
+    """Return a rotation about x (rad)."""
     return (math.cos(angle / 2), math.sin(angle / 2), 0.0, 0.0)
 
 
 def about_y(angle: float) -> Quaternion:
-    """A turn about y (rad)."""
+    """Return a rotation about y (rad)."""
     return (math.cos(angle / 2), 0.0, math.sin(angle / 2), 0.0)
 
 
 def about_z(angle: float) -> Quaternion:
-    """A turn about z (rad)."""
+    """Return a rotation about z (rad)."""
     return (math.cos(angle / 2), 0.0, 0.0, math.sin(angle / 2))
 
 
 def compose(a: Quaternion, b: Quaternion) -> Quaternion:
-    """The turn `b` seen from within the turn `a`."""
+    """Return the rotation `b` within the frame of the rotation `a`."""
     return (
         a[0] * b[0] - a[1] * b[1] - a[2] * b[2] - a[3] * b[3],
         a[0] * b[1] + a[1] * b[0] + a[2] * b[3] - a[3] * b[2],
@@ -48,14 +48,14 @@ def compose(a: Quaternion, b: Quaternion) -> Quaternion:
 
 
 def rotate(quat: Quaternion, v: Vector) -> Vector:
-    """`v` turned by `quat`."""
+    """Rotate `v` by `quat`."""
     w, x, y, z = quat
     _, rx, ry, rz = compose(compose(quat, (0.0, *v)), (w, -x, -y, -z))
     return (rx, ry, rz)
 
 
 def moved(geoms: Iterable[Geom], to: Vector = (0.0, 0.0, 0.0), turn: Quaternion = UPRIGHT) -> Geoms:
-    """The geoms turned about the origin, then shifted."""
+    """Rotate the geoms about the origin, then shift them."""
     placed = []
     for geom in geoms:
         x, y, z = rotate(turn, geom.pos)
@@ -65,30 +65,30 @@ def moved(geoms: Iterable[Geom], to: Vector = (0.0, 0.0, 0.0), turn: Quaternion 
 
 
 def along_y(geoms: Iterable[Geom]) -> Geoms:
-    """The geoms with their top towards y: how LIBERO's cans, bottles and cartons lie in their own frame."""
+    """Rotate the geoms so that their top points to y, as LIBERO's cans, bottles and cartons lie in their own frame."""
     return moved(geoms, turn=about_x(-math.pi / 2))
 
 
 def touch(size: Vector, pos: Vector = (0.0, 0.0, 0.0), quat: Quaternion = UPRIGHT, density: float = 1.0) -> Geom:
-    """A box to be touched; `size` is its full extent."""
+    """Return a collision box; `size` is its full extent."""
     return Geom("box", (size[0] / 2, size[1] / 2, size[2] / 2), pos, quat, density=density)
 
 
 def paint(
     size: Vector, pos: Vector, color: str, quat: Quaternion = UPRIGHT, material: str = "", name: str = ""
 ) -> Geom:
-    """A box to be seen; `size` is its full extent."""
+    """Return a painted box; `size` is its full extent."""
     return Geom("box", (size[0] / 2, size[1] / 2, size[2] / 2), pos, quat, color, material, name=name)
 
 
 def block(size: Vector, pos: Vector, color: str, quat: Quaternion = UPRIGHT, material: str = "") -> Geoms:
-    """A box that is touched where it is seen."""
+    """Return a box that is both a collision shape and painted."""
     seen = paint(size, pos, color, quat, material)
     return (seen, solid(seen))
 
 
 def octagon(width: float, bottom: float, top: float) -> Geoms:
-    """An eight-sided prism to be touched, `width` from flat to flat: four boxes through its axis."""
+    """Return an eight-sided collision prism, `width` from flat to flat: four boxes through its axis."""
     narrow = width * math.tan(math.pi / 8)
     boxes = []
     for i in range(4):
@@ -99,7 +99,7 @@ def octagon(width: float, bottom: float, top: float) -> Geoms:
 
 
 def ring(bottom: tuple[float, float], top: tuple[float, float], thickness: float, count: int) -> Geoms:
-    """A wall of `count` panels to be touched, from radius and height (r, z) at the bottom to those at the top.
+    """Return a wall of `count` collision panels, from radius and height (r, z) at the bottom to those at the top.
 
     The radii are those of the outer face, at the middle of a panel.
     """
@@ -117,12 +117,12 @@ def ring(bottom: tuple[float, float], top: tuple[float, float], thickness: float
 
 
 def turned(profile: Profile, color: str, segments: int = 16, material: str = "") -> Geom:
-    """A painted surface of revolution about z.
+    """Return a painted surface of revolution about z.
 
     Args:
         profile: (radius, height) from the axis below, around the outside, to the axis above or inside.
         color: its colour.
-        segments: how many flat sides go around.
+        segments: number of flat sides around it.
     """
     vertices: list[tuple[int, int, int]] = []
     rows: list[list[int]] = []
@@ -146,7 +146,7 @@ def turned(profile: Profile, color: str, segments: int = 16, material: str = "")
 
 
 def prism(outline: Profile, depth: float, color: str, material: str = "") -> Geom:
-    """A painted slab: a convex outline in (x, z), counterclockwise seen from -y, `depth` thick along y."""
+    """Return a painted slab: a convex outline in (x, z), counterclockwise seen from -y, `depth` thick along y."""
     n, y = len(outline), _whole(depth / 2)
     front = [(_whole(x), -y, _whole(z)) for x, z in outline]
     back = [(x, -front_y, z) for x, front_y, z in front]

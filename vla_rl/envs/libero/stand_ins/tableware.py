@@ -22,7 +22,7 @@ _WICKER = Material("wicker", "wicker", (4.0, 4.0), specular=0.1)
 
 
 def tableware() -> tuple[Item, ...]:
-    """All of it."""
+    """Return all tableware."""
     return (
         _scanned("akita_black_bowl", 0.055, _bowl()),
         _scanned("plate", 0.030, _plate()),
@@ -49,7 +49,9 @@ def _modelled(name: str, mass_kg: float, geoms: Geoms) -> Item:
 
 
 def _bowl() -> Geoms:
-    """106 mm wide, 52 mm high. Its foot flares out from a radius of 29 to 41 mm, on which it sits in the ramekin."""
+    """Return a bowl, 106 mm wide and 52 mm high. Its foot flares from a radius of 29 to 41 mm, on which it sits in the
+    ramekin.
+    """
     outside = [(0, 0.0), (0.0270, 0.0), (0.0300, 0.0030), (0.0410, 0.0175), (0.0490, 0.0350), (0.0530, 0.0525)]
     inside = [(0.0510, 0.0525), (0.0470, 0.0360), (0.0390, 0.0190), (0.0280, 0.0080), (0, 0.0068)]
     return (
@@ -62,9 +64,9 @@ def _bowl() -> Geoms:
 
 
 def _plate() -> Geoms:
-    """137 mm wide, 19 mm high; its rim slopes by 21 degrees, so that two fingers that press on it drag it along.
+    """Return a plate, 137 mm wide and 19 mm high; its rim slopes by 21 degrees, so that two pressing fingers drag it along.
 
-    As LIBERO's own, it reaches 2.5 mm below its origin.
+    Like LIBERO's own, it reaches 2.5 mm below its origin.
     """
     outside = [(0, -0.0024), (0.0320, -0.0024), (0.0685, 0.0120), (0.0685, 0.0165)]
     inside = [(0.0665, 0.0165), (0.0370, 0.0064), (0.0310, 0.0058), (0, 0.0056)]
@@ -77,7 +79,7 @@ def _plate() -> Geoms:
 
 
 def _ramekin() -> Geoms:
-    """89 mm wide, 43 mm high; the bowl of libero_spatial comes to rest on its rim, of inner radius 38.5 mm."""
+    """Return a ramekin, 89 mm wide and 43 mm high; the bowl of libero_spatial rests on its rim, of inner radius 38.5 mm."""
     outside = [(0, 0.0), (0.0350, 0.0), (0.0375, 0.0020), (0.0435, 0.0380), (0.0443, 0.0400), (0.0443, 0.0430)]
     inside = [(0.0390, 0.0430), (0.0385, 0.0400), (0.0330, 0.0080), (0, 0.0074)]
     return (

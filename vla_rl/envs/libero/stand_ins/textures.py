@@ -1,6 +1,6 @@
 """Small pictures for floors, walls and wood, drawn by code.
 
-PNG with a palette of 16 colours, stored without compression: then the bytes are the same with every zlib.
+PNG with a palette of 16 colours, stored without compression, so that the bytes are the same with every zlib.
 """
 
 import math
@@ -15,7 +15,7 @@ Shade: TypeAlias = Callable[[int, int], float]
 
 
 def textures() -> dict[str, bytes]:
-    """PNG by file name. The first five names are those of LIBERO's floor and wall styles."""
+    """Return PNGs by file name. The first five names are those of LIBERO's floor and wall styles."""
     return {
         "light-gray-floor-tile.png": _png(96, "#b9bbbb", "#e2e3e2", _tiles(96, 2, seed=1)),
         "gray_ceramic_tile.png": _png(96, "#8f9394", "#c3c6c5", _tiles(96, 3, seed=2)),
@@ -84,7 +84,7 @@ def _weave(size: int, seed: int) -> Shade:
 
 
 def _wicker(size: int) -> Shade:
-    """Over and under."""
+    """Wicker: strands over and under each other."""
 
     def shade(x: int, y: int) -> float:
         over = ((x // 8) + (y // 4)) % 2
@@ -95,7 +95,7 @@ def _wicker(size: int) -> Shade:
 
 
 def _noise(size: int, rng: random.Random) -> list[list[float]]:
-    """Random values, smoothed once over their neighbours, that repeat at the edges."""
+    """Return random values, smoothed once over their neighbours, that repeat at the edges."""
     raw = [[rng.random() for _ in range(size)] for _ in range(size)]
     near = (-1, 0, 1)
     return [
@@ -105,7 +105,7 @@ def _noise(size: int, rng: random.Random) -> list[list[float]]:
 
 
 def _png(size: int, dark: str, light: str, shade: Shade) -> bytes:
-    """A square picture; 0 is `dark`, 1 is `light`, 14 steps between."""
+    """Return a square picture; 0 is `dark`, 1 is `light`, with 14 steps between."""
     low, high = bytes.fromhex(dark[1:]), bytes.fromhex(light[1:])
     palette = bytes(round(a + (b - a) * i / 15) for i in range(16) for a, b in zip(low, high, strict=True))
     rows = bytearray()
@@ -119,7 +119,7 @@ def _png(size: int, dark: str, light: str, shade: Shade) -> bytes:
 
 
 def _stored(data: bytes) -> bytes:
-    """A zlib stream of one stored block."""
+    """Return a zlib stream of one stored block."""
     length = struct.pack("<HH", len(data), 0xFFFF ^ len(data))
     return b"\x78\x01\x01" + length + data + struct.pack(">I", zlib.adler32(data))
 

@@ -1,7 +1,7 @@
-"""Writes items and rooms as MuJoCo's XML, in the shape that LIBERO's loader wants.
+"""Write items and rooms as MuJoCo's XML, in the structure that LIBERO's loader expects.
 
-Each file holds `worldbody/body/body[@name='object']`: the outer body carries the three sites from which placement is
-computed, the inner one is the thing itself. Every geom says its group: 0 is touched and never drawn, 1 is drawn.
+Each file holds `worldbody/body/body[@name='object']`: the outer body has the three sites from which placement is computed,
+the inner one is the item itself. Every geom names its group: 0 collides and is never drawn, 1 is drawn.
 """
 
 import xml.etree.ElementTree as ET
@@ -24,7 +24,7 @@ _SEEN = {"type": "box", "group": "1", "contype": "0", "conaffinity": "0", "mass"
 
 
 def item_xml(item: Item) -> str:
-    """The file of an item."""
+    """Return the file of an item."""
     root = _document(item.name)
     _add_defaults(root)
     _add_assets(root, item.materials, _surfaces(item.root), "../" * item.file.count("/") + "textures/")
@@ -42,7 +42,7 @@ def item_xml(item: Item) -> str:
 
 
 def room_xml(room: Room) -> str:
-    """The file of a room."""
+    """Return the file of a room."""
     root = _document(room.name)
     _add_defaults(root)
     everything = Part("", room.geoms, parts=room.parts)
@@ -88,7 +88,7 @@ def _surfaces(part: Part) -> list[Surface]:
 
 
 def _names(part: Part) -> dict[Surface, str]:
-    """A name for every distinct surface below `part`."""
+    """Return a name for every distinct surface below `part`."""
     return {surface: f"surface{i}" for i, surface in enumerate(dict.fromkeys(_surfaces(part)))}
 
 
@@ -154,7 +154,7 @@ def _add_site(body: ET.Element, site: Site) -> None:
 
 def _add_geom(body: ET.Element, geom: Geom, names: dict[Surface, str], mass_kg: float) -> None:
     values = {"class": "seen" if geom.color else "touched"}
-    if geom.type == "plane":  # the floor is both
+    if geom.type == "plane":  # the floor collides and is drawn
         values = {"group": "1", "condim": "3"}
     if geom.type != "box":
         values["type"] = geom.type
