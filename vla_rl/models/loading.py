@@ -190,7 +190,7 @@ def described(policy: "VlaPolicy") -> str:
 
 
 def device_for(asked: Device) -> torch.device:
-    """Return the device that `asked` means. Raises: ConfigError if a GPU is asked for and there is none."""
+    """Return the device that `asked` means. Raises: ConfigError if a GPU is requested and there is none."""
     if asked == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine")
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")

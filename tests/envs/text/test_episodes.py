@@ -106,7 +106,7 @@ async def test_a_task_that_breaks_its_contract_is_named(fault: str, error: type[
 async def test_an_episode_is_reset_once_and_over_with_its_lease() -> None:
     async with TextEnvPool() as pool:
         async with pool.lease(spec_of(ECHO)) as env:
-            with pytest.raises(RuntimeError, match=r"is new; begin with reset\(\)"):
+            with pytest.raises(RuntimeError, match=r"is new; call reset\(\)"):
                 await env.step(say("a"))
             await env.reset()
             with pytest.raises(RuntimeError, match="an episode is reset once"):

@@ -120,7 +120,7 @@ def test_a_marker_that_is_no_special_token_is_spelt_out() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (ReplyOptions(tools=ToolRule(names=("sub",))), r"tools \['sub'\] were asked for but not given"),
+        (ReplyOptions(tools=ToolRule(names=("sub",))), r"tools \['sub'\] were requested but not given"),
         (
             ReplyOptions(format=GrammarFormat(lark="start: /a/")),
             "a grammar and tools were given, expected only one of them",

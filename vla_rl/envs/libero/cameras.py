@@ -30,7 +30,7 @@ class Cameras:
     """Draws square pictures of a model; in the quality "exact", equal to robosuite's pixel by pixel.
 
     Args:
-        model: MuJoCo's own model; what is changed in it for drawing is put back by `close`.
+        model: MuJoCo's own model; `close` undoes the changes made for drawing.
         names: the cameras.
         size: height and width in pixels.
         quality: see `Look`.

@@ -1,7 +1,7 @@
 """Additional starts: robot, objects and fixtures are placed anew in the regions of the task's goal file.
 
 LIBERO's fixed initial states hardly vary (the target of some tasks never moves). LIBERO's own samplers draw these as in its
-reset, but on an existing scene: the same seed gives the same start, whatever was run before.
+reset, but on an existing scene: the same seed gives the same start, whatever ran before.
 """
 
 from typing import Any, Final

@@ -2,8 +2,8 @@
 
     prompt_tokens ─┐                            ┌─► hidden states ─► head ─► log-probs of the reply      (learning)
     reply tokens ──┴─► one row, on a line with  ┤
-                       others that fit there    └─► hidden state of the prompt's last token              (judging)
-    slots of keys and values ─► extend ─► logits of the next token                                        (speaking)
+                       others that fit there    └─► hidden state of the prompt's last token              (critic)
+    slots of keys and values ─► extend ─► logits of the next token                                        (generation)
 
 Each row starts at position 0, wherever it stands on its line, and attends to its own tokens only. If each row has a line to
 itself, it is padded on the right; causal attention then needs no mask.

@@ -1,6 +1,6 @@
 """Convert the options of a reply to a grammar over its text, in llguidance's dialect of Lark.
 
-    reply ::= tool calls, or text in the format that was asked for
+    reply ::= tool calls, or text in the requested format
     call  ::= <tool_call> {"name": one of the tools, "arguments": what its schema allows} </tool_call>
 
 A grammar is made only if needed: a reply that may be any text, with calls of any kind, has none, and its distribution is the
@@ -72,7 +72,7 @@ def _allowed_tools(options: ReplyOptions, tools: Sequence[ToolSpec]) -> list[Too
         return []
     known = {tool.name for tool in tools}
     if missing := sorted(set(rule.names) - known):
-        raise ValueError(f"tools {missing} were asked for but not given, expected some of {sorted(known)}")
+        raise ValueError(f"tools {missing} were requested but not given, expected some of {sorted(known)}")
     if rule.mode == "required" and not tools:
         raise ValueError("a tool call is required but no tools were given, expected at least one")
     return [tool for tool in tools if not rule.names or tool.name in rule.names]

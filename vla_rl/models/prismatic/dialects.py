@@ -53,11 +53,11 @@ def conventions_of(
     Args:
         folder: the checkpoint.
         known: its own conventions, if it was saved here.
-        asked: a dialect by name, if one is asked for.
+        asked: name of the requested dialect, or None.
         without: fields that a policy of this family does not have; they are not compared.
 
     Raises: ConfigError for an unknown dialect; CheckpointError if the checkpoint was saved with other conventions than those
-    asked for.
+    requested.
     """
     if asked is not None and asked not in DIALECTS:
         raise ConfigError(f"dialect is {asked!r}, expected one of {', '.join(DIALECTS)}")

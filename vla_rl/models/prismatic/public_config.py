@@ -207,9 +207,9 @@ SaidT = TypeVar("SaidT")
 
 
 def agreed(folder: Path, name: str, known: SaidT | None, asked: SaidT | None, default: SaidT) -> SaidT:
-    """Return the checkpoint's own value, else the one asked for, else the default.
+    """Return the checkpoint's own value, else the requested one, else the default.
 
-    Raises: CheckpointError if the value asked for differs from the checkpoint's own.
+    Raises: CheckpointError if the requested value differs from the checkpoint's own.
     """
     if known is not None and asked is not None and asked != known:
         raise CheckpointError(f"{folder} was saved here with the {name} {known!r}, not {asked!r}; leave it out.")
