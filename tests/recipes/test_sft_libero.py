@@ -202,7 +202,10 @@ def test_new_parts_have_weights_of_their_seed_and_film_changes_nothing(tmp_path:
             {"dialect": "simplevla"},
             r"was saved with Conventions\(images='bicubic'.*, which differs from the dialect",
         ),
-        ({"cameras": ("image",)}, r"sees 2 pictures \('image', 'wrist_image'\); \('image',\) are 1"),
+        (
+            {"cameras": ("image",)},
+            r"was trained on 2 cameras \('image', 'wrist_image'\); cameras is \('image',\), which names 1",
+        ),
     ],
 )
 def test_what_a_checkpoint_says_of_itself_cannot_be_said_otherwise(

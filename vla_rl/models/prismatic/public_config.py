@@ -212,7 +212,9 @@ def agreed(folder: Path, name: str, known: SaidT | None, asked: SaidT | None, de
     Raises: CheckpointError if the requested value differs from the checkpoint's own.
     """
     if known is not None and asked is not None and asked != known:
-        raise CheckpointError(f"{folder} was saved here with the {name} {known!r}, not {asked!r}; leave it out.")
+        raise CheckpointError(
+            f"{folder} has the {name} {known!r}, not {asked!r}; leave it out, because the checkpoint stores its own."
+        )
     return next(value for value in (known, asked, default) if value is not None)
 
 
