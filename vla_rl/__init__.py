@@ -22,15 +22,18 @@ if TYPE_CHECKING:
         TextTrainingConfig,
         TrainingConfig,
     )
-    from vla_rl.rollout import TaskStart
+    from vla_rl.rollout import SchedulerConfig, TaskStart, owned_copy, stop_reason
+    from vla_rl.simulation import SimulatorConfig
     from vla_rl.training.run import Outcome, TrainingRun, train
     from vla_rl.training.team import Member, Team
-    from vla_rl.types import EnvSpec, EpisodeSpec, Group, Step, Trajectory
+    from vla_rl.types import Agent, Env, EnvSpec, EpisodeSpec, Group, Policy, Sampling, Step, Trajectory
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Agent",
     "EmbodiedConfig",
+    "Env",
     "EnvSpec",
     "EpisodeSpec",
     "Group",
@@ -43,8 +46,12 @@ __all__ = [
     "NodeType",
     "Outcome",
     "Pipeline",
+    "Policy",
     "RunConfig",
     "Runtime",
+    "Sampling",
+    "SchedulerConfig",
+    "SimulatorConfig",
     "Step",
     "TaskStart",
     "Team",
@@ -53,6 +60,8 @@ __all__ = [
     "TrainingRun",
     "Trajectory",
     "load_policy",
+    "owned_copy",
+    "stop_reason",
     "train",
 ]
 
@@ -68,10 +77,11 @@ _HOME = {
         "TextTrainingConfig",
         "TrainingConfig",
     ),
-    "rollout": ("TaskStart",),
+    "rollout": ("SchedulerConfig", "TaskStart", "owned_copy", "stop_reason"),
+    "simulation": ("SimulatorConfig",),
     "training.run": ("Outcome", "TrainingRun", "train"),
     "training.team": ("Member", "Team"),
-    "types": ("EnvSpec", "EpisodeSpec", "Group", "Step", "Trajectory"),
+    "types": ("Agent", "Env", "EnvSpec", "EpisodeSpec", "Group", "Policy", "Sampling", "Step", "Trajectory"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
