@@ -28,6 +28,20 @@ def test_every_page_the_readme_names_is_there() -> None:
         assert (README.parent / page).is_file(), page
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that a page's headings get: lower case, dashes for spaces, no punctuation."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_between_pages_leads_to_a_heading_that_is_there() -> None:
+    root = README.parent
+    for page in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([\w/.-]*)#([\w-]+)\)", page.read_text()):
+            linked = page.parent / target if target else page
+            assert anchor in anchors_of(linked), f"{page.name} links to {target}#{anchor}"
+
+
 def test_the_commands_the_readme_names_exist() -> None:
     makefile = (README.parent / "Makefile").read_text()
     for target in set(re.findall(r"make (\w+)", README.read_text())):
