@@ -32,7 +32,7 @@ def test_the_page_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str
 
 
 def test_the_page_knows_every_update_mode() -> None:
-    assert set(re.findall(r"^\| `(\w+)` \| ", PAGE.split("`update_mode` says")[1], re.MULTILINE)) == set(
+    assert set(re.findall(r"^\| `(\w+)` \| ", PAGE.split("`update_mode` selects")[1], re.MULTILINE)) == set(
         get_args(UpdateMode)
     )
 
