@@ -1,11 +1,11 @@
-"""Rollout: episodes as coroutines, groups as they complete, as far ahead of the learner as staleness allows. No torch.
+"""Rollout: run episodes as coroutines and hand over complete groups, as far ahead as staleness allows. No torch.
 
 agents        `async def agent(env, policy) -> Trajectory`, and the embodied one
-chat          `chat_agent`, which plays any text environment
-batching      `DynamicBatcher`: batches of whoever waits, for engines
-groups        where groups come from: an endless, shuffled, resumable source of starts
-staleness     when a group may begin and which one an update takes: one plain object
-scheduler     `EpisodeScheduler`: plays, replays, filters, hands over and accounts for every episode
+chat          `chat_agent`, which acts in any text environment
+batching      `DynamicBatcher`: batches the requests that wait, for engines
+groups        `GroupSource`: an endless, shuffled, resumable source of starts
+staleness     `StalenessPolicy`: when a group may begin, and which one an update takes
+scheduler     `EpisodeScheduler`: runs, repeats, filters, hands over and accounts for every episode
 """
 
 from vla_rl.rollout.agents import embodied_agent, owned_chunk, owned_copy, stop_reason

@@ -1,12 +1,12 @@
-"""Dynamic batching: one batch at a time, made of whoever waits when the runner is free.
+"""Dynamic batching: one batch at a time, made of the requests that wait when the runner is free.
 
 `DynamicBatcher` stands between many coroutines that each have one request and one function that answers whole batches.
-It waits for nobody: as soon as the runner is free it takes what is there. What always holds:
+By default it waits for no further request: as soon as the runner is free it takes those that are there. What always holds:
 
     - requests are taken in the order in which they came, at most `max_batch` at a time, one batch at a time;
     - a waiter that was cancelled before its batch began is not in it;
-    - an exception of `run_batch` reaches the waiters of that batch, all of them and nobody else; so does a cancellation of
-      what it awaits, as a RuntimeError.
+    - an exception of `run_batch` reaches all waiters of that batch and no others; a cancellation of what it awaits reaches
+      them as a RuntimeError.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ Response = TypeVar("Response")
 
 
 class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine did since it was opened."""
+    """Counts of an engine's work since it was opened."""
 
     num_batches: int
-    """Pieces of work: batches of decisions, or stretches of a few tokens of the replies that run together."""
+    """Batches of decisions, or, of a language policy, stretches of a few tokens of the replies that run together."""
 
     num_requests: int
-    """Requests that were taken up into a batch."""
+    """Requests that were put into a batch."""
 
     busy_share: float
-    """Share of the time with a piece of work running."""
+    """Share of the time, in [0, 1], in which a batch was running."""
 
     num_queued: int
-    """Requests that wait for a batch now."""
+    """Requests that are waiting for a batch now."""
 
     batch_sizes: dict[int, int]
-    """How many pieces of work had each number of requests in them; a reply is in one piece after the other."""
+    """Number of batches by the number of requests in them; a reply is in several batches, one after the other."""
 
 
 class _Waiter(Generic[Request, Response]):
@@ -50,15 +50,15 @@ class _Waiter(Generic[Request, Response]):
 
 
 class DynamicBatcher(Generic[Request, Response]):
-    """Answers single requests by running batches of whoever waits; owned by `async with`.
+    """Answers single requests by running batches of those that wait; owned by `async with`.
 
     Args:
         run_batch: answers a list of requests with as many responses, in the same order. Never run twice at once.
         max_batch: most requests in a batch.
         max_wait_s: how long a free runner waits for a fuller batch, counted from the arrival of the oldest request. With 0
-            it fires as soon as it is free, which costs nothing when there are two episodes per row of a batch.
+            it starts as soon as it is free, which costs nothing if there are two episodes per row of a batch.
         max_queue: most requests that wait for a batch; further callers wait for room before they queue, in order.
-        deterministic: batches of exactly one, so that no answer depends on who happened to wait beside it.
+        deterministic: batches of exactly one, so that no answer depends on the other requests that happened to wait.
         name: name of the runner's task.
     """
 
@@ -102,7 +102,7 @@ class DynamicBatcher(Generic[Request, Response]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop running batches; whoever still waits gets a `RuntimeError`."""
+        """Stop running batches; requests that still wait get a `RuntimeError`."""
         assert self._tasks is not None
         assert self._runner is not None
         self._runner.cancel()
@@ -113,7 +113,7 @@ class DynamicBatcher(Generic[Request, Response]):
             _fail(self._queue.values(), self._closed())
 
     async def submit(self, request: Request) -> Response:
-        """The response to `request`, once a batch has answered it. Waits while the queue is full.
+        """Return the response to `request` once a batch has answered it. Waits while the queue is full.
 
         Raises: whatever `run_batch` raised for the batch this request was in; RuntimeError if the batcher is not open.
         """
@@ -132,7 +132,7 @@ class DynamicBatcher(Generic[Request, Response]):
                 self._room.release()
 
     def stats(self) -> BatchStats:
-        """Counts since the batcher was opened; from any thread."""
+        """Return the counts since the batcher was opened; may be called from any thread."""
         batch_sizes = dict(self._batch_sizes)  # at once: the loop may count on meanwhile
         now = self._loop.time() if self._tasks is not None else 0.0
         busy_s = self._busy_s + (now - self._running_since if self._running_since is not None else 0.0)
@@ -169,7 +169,7 @@ class DynamicBatcher(Generic[Request, Response]):
             return
 
     def _take(self) -> list[_Waiter[Request, Response]]:
-        """Take the next batch from the queue, leaving out who was cancelled since."""
+        """Take the next batch from the queue, without the requests that were cancelled meanwhile."""
         batch: list[_Waiter[Request, Response]] = []
         while self._queue and len(batch) < self._max_batch:
             waiter = self._queue.pop(next(iter(self._queue)))
@@ -187,13 +187,13 @@ class DynamicBatcher(Generic[Request, Response]):
             responses = await self._run_batch([waiter.request for waiter in batch])
             if len(responses) != len(batch):
                 raise ValueError(
-                    f"run_batch gave {len(responses)} responses to {len(batch)} requests, expected one each"
+                    f"run_batch returned {len(responses)} responses to {len(batch)} requests, expected one each"
                 )
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
             lost = RuntimeError(
-                f"a batch of {self._name!r} was lost: what computes it cancelled the work; was it closed before the batcher?"
+                f"a batch of {self._name!r} was lost: its runner was cancelled; close the batcher before what it runs on"
             )
             lost.__cause__ = error
             _fail(batch, lost)

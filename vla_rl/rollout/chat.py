@@ -1,9 +1,9 @@
-"""The agent that talks: it plays any text environment, with as many turns, tools and agents as that has.
+"""The agent for text environments, with any number of turns, tools and agents.
 
     reset ─► generate ─► step ─► generate ─► ... ─► terminated, truncated, or a limit
 
-Every turn is one `Step`: what was fed, what was said, its log-probs and versions, and what it earned. Where several agents
-share the environment, each speaks by its own policy and hears its own conversation.
+Every turn is one `Step`: the prompt, the reply, its log-probs and weight versions, and its reward. If several agents share
+the environment, each replies by its own policy and has its own conversation.
 """
 
 import asyncio
@@ -36,25 +36,27 @@ T = TypeVar("T")
 
 
 class ChatLimits(Config, frozen=True, kw_only=True):
-    """Where a conversation is cut off."""
+    """Limits at which a conversation is cut off."""
 
     max_turns: int = 16
-    """Replies in an episode, of all agents together."""
+    """Most replies in an episode, of all agents together; >= 1."""
 
     max_tokens: int | None = None
-    """Tokens of all replies of an episode together; the last one is cut short. None: no limit."""
+    """Most tokens of all replies of an episode together; the last reply is cut short. None: no limit."""
 
     max_reply: int | None = None
-    """Tokens of one reply; none leaves it to the engine."""
+    """Most tokens of one reply; None: the engine's own limit."""
 
     reset_timeout_s: float = 120.0
-    """For the environment to begin. There is nothing to train on yet, so exceeding it is an error of the environment."""
+    """Most seconds for the environment to reset. There is nothing to train on yet, so exceeding it raises an EnvError."""
 
     reply_timeout_s: float | None = None
-    """For one reply, its wait for a place in the batch included. Exceeded, the episode ends with what it has."""
+    """Most seconds for one reply, with its wait for a place in the batch. If exceeded, the episode ends with the turns
+    before it. None: no limit."""
 
     step_timeout_s: float | None = 120.0
-    """For the environment to answer a reply: tools, scorers. Exceeded, the episode ends there, and that turn earns 0."""
+    """Most seconds for the environment to answer a reply: tools, scorers. If exceeded, the episode ends and that turn's
+    reward is 0. None: no limit."""
 
     def __post_init__(self) -> None:
         self.require(self.max_turns >= 1, "max_turns", "at least 1 turn")
@@ -69,29 +71,29 @@ class ChatLimits(Config, frozen=True, kw_only=True):
 async def chat_agent(
     env: TextEnv, policy: LanguagePolicy | Mapping[str, LanguagePolicy], *, limits: ChatLimits | None = None
 ) -> Trajectory:
-    """Play one episode of a text environment.
+    """Run one episode of a text environment.
 
     `functools.partial(chat_agent, limits=ChatLimits(max_turns=4))` is an agent with other limits.
 
     Args:
-        env: leased for the episode.
-        policy: one for everybody, or one for each agent by its name.
-        limits: where a conversation is cut off.
+        env: the environment, leased for the episode.
+        policy: one for all agents, or one for each agent by its name.
+        limits: when the conversation is cut off.
 
-    Returns: one step a turn, in order, whoever spoke; what an agent earns later, through the others, is added to its newest
-        turn. `info` is that of the environment's last answer, with `num_turns`,
-        `num_tokens` and `last_reply`, the text of the last turn.
-    Raises: ContextOverflow where the very first prompt leaves no room; EnvError where the environment does not begin in
-        time, or asks for an agent that has no policy; TimeoutError where the very first reply does not come in time;
-        PolicyError where the engine gives that one up, or any reply has no token. One that is given up later ends the
-        episode with the turns before it, as half a reply is none to learn from.
+    Returns: one step a turn, of all agents, in order; a reward that an agent gets later, through the others, is added to its
+        newest turn. `info` is that of the environment's last answer, with `num_turns`, `num_tokens` and `last_reply`, the
+        text of the last turn.
+    Raises: ContextOverflow if the very first prompt leaves no room; EnvError if the environment does not reset in time, or
+        names an agent that has no policy; TimeoutError if the very first reply does not come in time; PolicyError if the
+        engine aborts that reply, or any reply has no token. A later reply that is aborted ends the episode with the turns
+        before it, because half a reply cannot be trained on.
     """
     episode = _Conversation(env, policy, limits or ChatLimits())
     return await episode.play()
 
 
 class _Conversation:
-    """One episode: who has heard what, and what happened so far."""
+    """One episode: the conversation of each agent, and the turns so far."""
 
     def __init__(self, env: TextEnv, policy: LanguagePolicy | Mapping[str, LanguagePolicy], limits: ChatLimits) -> None:
         self._env, self._policy, self._limits = env, policy, limits
@@ -131,13 +133,13 @@ class _Conversation:
             start = await _within(limit, self._env.reset())
         except _TookTooLong as error:
             raise EnvError(
-                f"the environment of {self._env.episode.task} did not begin within reset_timeout_s={limit}; look at "
-                "what its reset waits for, or allow more"
+                f"the environment of {self._env.episode.task} did not reset within reset_timeout_s={limit}; look at "
+                "what its reset waits for, or raise the limit"
             ) from error
         return self._hear(start)
 
     def _hear(self, said: TextStart | TextOutcome) -> str:
-        """An agent hears something, and it is its turn."""
+        """Append messages to an agent's conversation, make it that agent's turn, and return its name."""
         self._messages.setdefault(said.agent, []).extend(said.messages)
         if said.tools:
             self._tools[said.agent] = said.tools
@@ -145,7 +147,7 @@ class _Conversation:
         return said.agent
 
     async def _reply(self, agent: str) -> Completion | StopReason:
-        """What an agent says, or why it says nothing more."""
+        """Return an agent's reply, or the reason why there is none."""
         budget = self._limits.max_reply
         if self._limits.max_tokens is not None:
             left = self._limits.max_tokens - self._num_tokens
@@ -173,12 +175,12 @@ class _Conversation:
         if reply.finish_reason == "aborted" or not len(reply.tokens):
             raise PolicyError(
                 f"a reply of {agent!r} has {len(reply.tokens)} tokens and finish_reason {reply.finish_reason!r}, expected a "
-                "whole one of at least one token; look at what the engine gives up, and ask it again there"
+                "complete one of at least one token; find out why the engine aborts replies, and have it repeat them"
             )
         return reply
 
     async def _answer(self, message: Message) -> TextOutcome | None:
-        """What the environment says to a reply; None where it took too long."""
+        """Return the environment's answer to a reply; None if it took too long."""
         try:
             return await _within(self._limits.step_timeout_s, self._env.step(message))
         except _TookTooLong:
@@ -190,7 +192,7 @@ class _Conversation:
         self._steps.append(step_of(reply, agent, reward + self._owed.pop(agent, 0.0)))
 
     def _credit(self, credits: Mapping[str, float]) -> None:
-        """What agents earn for what they did before belongs to their newest turn; before their first one, to that."""
+        """Add rewards for earlier actions to the agents' newest turns; those without a turn get it with their first."""
         for agent, earned in credits.items():
             if agent not in self._newest:
                 self._owed[agent] = self._owed.get(agent, 0.0) + earned
@@ -220,18 +222,18 @@ class _Conversation:
             return self._policy
         if agent not in self._policy:
             raise ConfigError(
-                f"it is the turn of agent {agent!r}, and there are policies for {sorted(self._policy)}; expected one for "
+                f"it is the turn of agent {agent!r}, but there are policies for {sorted(self._policy)}; expected one for "
                 "each agent that the environment names"
             )
         return self._policy[agent]
 
 
 class _TookTooLong(Exception):
-    """A stage's own deadline passed; a TimeoutError of what it called is something else."""
+    """A stage's own deadline passed; a TimeoutError raised by what it called is a different error."""
 
 
 async def _within(seconds: float | None, work: Awaitable[T]) -> T:
-    """The result of `work`, cancelled after `seconds`."""
+    """Return the result of `work`; cancel it after `seconds`."""
     deadline = asyncio.timeout(seconds)
     try:
         async with deadline:

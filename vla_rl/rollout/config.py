@@ -1,33 +1,35 @@
-"""How episodes are scheduled, and the settings that cannot work together, refused before anything starts."""
+"""Settings of the episode scheduler; combinations that cannot work are rejected before anything starts."""
 
 from vla_rl.errors import ConfigError
 from vla_rl.types import Config
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
-    """How many groups make an update, how far ahead generation may run, and what happens when an episode is lost."""
+    """Settings for the groups in an update, the staleness of episodes, and episodes that are lost."""
 
     groups_per_update: int
-    """Groups that each update trains on."""
+    """Groups that each update trains on; >= 1."""
 
     max_staleness: int = 1
-    """Oldest group still trained on, in updates from its dispatch to its training. 0 is synchronous training."""
+    """Most updates between the dispatch of a group and its training; >= 0. 0 is synchronous training."""
 
     max_outstanding_groups: int | None = None
-    """Groups in flight, buffered or in training at the same time, to bound memory; by default what staleness allows."""
+    """Most groups in flight, buffered or in training at the same time. None: as many as staleness allows. Lower it to save
+    memory."""
 
     deterministic: bool = False
-    """Hand groups over in order of `group_id`, whatever their timing. Needs `max_staleness=0`, and an engine that does not
-    let an answer depend on its batch."""
+    """Hand groups over in order of `group_id`, so that a run can be repeated exactly. Needs `max_staleness=0`, and an engine
+    whose answers do not depend on their batch."""
 
     max_attempts: int = 3
-    """How often an episode is begun before its loss to a dead or frozen process fails the run."""
+    """Times an episode is started, at most. If the last attempt too is lost to a dead or frozen process, the run fails."""
 
     episode_timeout_s: float | None = None
-    """Longest an episode may take from the lease of its environment to its end; then it counts as lost."""
+    """Most seconds from the lease of an environment to the end of its episode; an episode that takes longer counts as lost.
+    None: no limit."""
 
     max_filtered_in_a_row: int | None = 1000
-    """Groups filtered one after the other, without one kept, that fail the run instead of playing for ever. None: never."""
+    """Groups filtered in a row, with none kept, after which the run fails instead of continuing for ever. None: never."""
 
     def __post_init__(self) -> None:
         self.require(self.groups_per_update >= 1, "groups_per_update", ">= 1 group")
@@ -39,7 +41,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         )
         if self.deterministic and self.max_staleness > 0:
             raise ConfigError(
-                f"deterministic=True with max_staleness={self.max_staleness}: which weights act would depend on timing; "
+                f"deterministic=True with max_staleness={self.max_staleness}: the weights that act would depend on timing; "
                 "expected max_staleness=0"
             )
 
@@ -50,7 +52,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         return by_staleness if self.max_outstanding_groups is None else min(by_staleness, self.max_outstanding_groups)
 
     def require_feasible(self, *, num_envs: int, group_size: int) -> None:
-        """Raise `ConfigError`, with the inequality, if updates could never fill or environments could never all play."""
+        """Raise `ConfigError`, with the inequality, if updates could never fill or some environments could never be used."""
         if self.group_capacity < self.groups_per_update:
             raise ConfigError(
                 f"max_outstanding_groups={self.max_outstanding_groups} < groups_per_update={self.groups_per_update}: "
@@ -64,5 +66,6 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
                 limit, values = "max_outstanding_groups", str(self.max_outstanding_groups)
             raise ConfigError(
                 f"{limit} * group_size = {values} * {group_size} = {episodes} < num_envs = {num_envs}: "
-                f"{num_envs - episodes} environments could never play; use num_envs <= {episodes}, or more groups per update"
+                f"{num_envs - episodes} environments could never be used; use num_envs <= {episodes}, or more groups per "
+                "update"
             )

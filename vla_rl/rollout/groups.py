@@ -1,8 +1,8 @@
-"""Where groups come from: the data set of starts, shuffled anew each epoch, without end, resumable at any point.
+"""The source of groups: a data set of starts, shuffled anew each epoch, without end, resumable at any point.
 
-A start is one task and one initial state; a group plays it `group_size` times, alike in everything but the policy's seeds.
-What always holds: after N epochs every start was given out N times; one that was lost comes back before anything else; two
-sources of the same starts and seed give the same groups, and a restored one goes on where it was.
+A start is one task and one initial state; a group runs it `group_size` times, with different policy seeds and all else
+equal. What always holds: after N epochs every start was handed out N times; a start that was lost is handed out again before
+any other; two sources of the same starts and seed give the same groups, and a restored source continues where it was.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from vla_rl.types import EnvSpec, EpisodeSpec, ExplainsFields, Sampling, derive_
 
 
 class TaskStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """One way to begin: an environment, what its results are reported under, and its initial state."""
+    """The start of an episode: an environment, the name of its task, and an initial state."""
 
     env: EnvSpec
 
     task: str
-    """What results are reported under, such as `libero_goal/3`."""
+    """Name under which results are reported, such as `libero_goal/3`."""
 
     seed: int = 0
     """Seed of the environment."""
@@ -35,29 +35,29 @@ class TaskStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=T
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A group to be played: its episodes, and where in the data set it came from."""
+    """A group to run: its episodes, and the position of its start in the data set."""
 
     group_id: int
     start_index: int
     """Position of the start in the source's `starts`."""
 
     episodes: tuple[EpisodeSpec, ...]
-    """In order of `member`."""
+    """The episodes of the group, in order of `member`."""
 
 
 class ReturnedStart(msgspec.Struct, frozen=True, array_like=True):
-    """A start that was lost and waits to be given out again."""
+    """A start that was lost and waits to be handed out again."""
 
     start_index: int
 
 
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a `GroupSource` stands, and what it gives out; a state saved before the latter was noted has None there."""
+    """Position of a `GroupSource`, and what it hands out; a state of an older version has None for the latter."""
 
     num_starts: int
     epoch: int
     position: int
-    """Starts already given out in this epoch."""
+    """Starts already handed out in this epoch."""
 
     next_group_id: int
     returned: tuple[ReturnedStart, ...] = ()
@@ -65,20 +65,20 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True):
     num_greedy: int | None = None
     seed: int | None = None
     starts_digest: str | None = None
-    """Of the starts in their order, and of their kinds."""
+    """Digest of the starts in their order, and of their kinds."""
 
 
 class GroupSource:
-    """Gives out groups of episodes, one shuffled pass over the starts after the other.
+    """Hands out groups of episodes, one shuffled pass over the starts after the other.
 
     Args:
         starts: the data set.
         group_size: episodes in a group.
-        seed: of the shuffles and of the policy's decisions.
+        seed: seed of the shuffles and of the policy's decisions.
         sampling: how the policy acts in these episodes.
-        num_greedy: the last so many members of each group take the most likely action instead, as a baseline.
-        kinds: a name for each start; starts of different kinds take turns, as evenly as their numbers allow, so that all
-            kinds are played at any time. None: whatever the shuffle gives.
+        num_greedy: this many members of each group, the last ones, take the most likely action instead, as a baseline.
+        kinds: a name for each start; starts of different kinds take turns, as evenly as their numbers allow, so that
+            episodes of all kinds run at any time. None: the order of the shuffle.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class GroupSource:
         kinds: Sequence[str] | None = None,
     ) -> None:
         if not starts:
-            raise ConfigError("there are no starts, expected at least one TaskStart to begin episodes from")
+            raise ConfigError("there are no starts, expected at least one TaskStart to start episodes from")
         if group_size < 1 or not 0 <= num_greedy <= group_size:
             raise ConfigError(
                 f"groups have {group_size} members, {num_greedy} of them greedy: expected at least 1, and no more greedy "
@@ -120,7 +120,7 @@ class GroupSource:
         return self._epoch
 
     def next_group(self) -> GroupPlan:
-        """The next group; a returned start first, then the next one of the epoch."""
+        """Return the next group: from a returned start if there is one, else from the next one of the epoch."""
         if self._returned:
             start_index = self._returned.popleft().start_index
         else:
@@ -135,11 +135,11 @@ class GroupSource:
         return GroupPlan(group_id=group_id, start_index=start_index, episodes=episodes)
 
     def give_back(self, plan: GroupPlan) -> None:
-        """Take back the start of a group that was lost untrained; it is given out again."""
+        """Take back the start of a group that was lost untrained; it is handed out again."""
         self._returned.append(ReturnedStart(plan.start_index))
 
     def state(self) -> SourceState:
-        """Where the source stands; `restore` it into a source of the same starts, kinds, group size and seed."""
+        """Return the state to `restore` into a source of the same starts, kinds, group size and seed."""
         return SourceState(
             num_starts=len(self._starts),
             epoch=self._epoch,
@@ -153,7 +153,7 @@ class GroupSource:
         )
 
     def restore(self, state: SourceState) -> None:
-        """Go on where `state` was taken. Raises: ConfigError if it is of a source that gives out other groups."""
+        """Continue where `state` was taken. Raises: ConfigError if it is of a source that hands out other groups."""
         own = self.state()
         differ = [
             f"{name} {saved!r}, now {getattr(own, name)!r}"
@@ -162,8 +162,8 @@ class GroupSource:
         ]
         if differ:
             raise ConfigError(
-                f"the checkpoint gives out other groups than this run would: it was saved with {'; '.join(differ)}. "
-                "Resume with the tasks, initial states, group size and seed of the checkpoint, or begin a new run"
+                f"the checkpoint hands out other groups than this run would: it was saved with {'; '.join(differ)}. "
+                "Resume with the tasks, initial states, group size and seed of the checkpoint, or start a new run"
             )
         self._epoch, self._position, self._next_group_id = state.epoch, state.position, state.next_group_id
         self._returned = deque(state.returned)
@@ -192,13 +192,13 @@ class GroupSource:
 
 
 def _digest_of(starts: Sequence[TaskStart], kinds: Sequence[str] | None) -> str:
-    """Of what is played, in which order; settings of the environment, such as where its files lie, may change."""
+    """Digest the starts and their order; settings of the environment, such as the path of its files, may change."""
     played = [(start.env.id, start.task, start.seed, _plain(start.options)) for start in starts]
     return hashlib.blake2b(repr((played, kinds)).encode(), digest_size=8).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """A value whose `repr` is the same in every process and tells it from others; of an object, its type alone."""
+    """Return a value whose `repr` is the same in every process and differs for other values; objects give their type."""
     if isinstance(value, Mapping):
         return sorted((repr(key), _plain(inner)) for key, inner in value.items())
     if isinstance(value, (list, tuple)):
@@ -211,7 +211,7 @@ def _plain(value: Any) -> Any:
 
 
 def _taking_turns(order: Sequence[int], kinds: Sequence[str]) -> list[int]:
-    """The same starts, each kind spread evenly over the epoch and in the order it had."""
+    """Return the same starts, with each kind spread evenly over the epoch and in the order it had."""
     of_kind: dict[str, list[int]] = {}
     for start in order:
         of_kind.setdefault(kinds[start], []).append(start)

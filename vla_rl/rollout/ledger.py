@@ -1,7 +1,7 @@
 """Conservation, in episodes: dispatched = trained + filtered + dropped (by cause) + in flight + buffered.
 
-The ledger keeps the flows; what is in flight and buffered is counted by whoever holds it, at the moment of the check, so
-that an episode lost or held twice shows up instead of being booked away.
+The ledger counts the flows. Episodes in flight and buffered are counted where they are held, at the moment of the check, so
+that an episode that is lost or held twice is detected.
 """
 
 import msgspec
@@ -19,7 +19,7 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpisodeLedger:
-    """Books every episode once when it is dispatched and once when it leaves."""
+    """Counts every episode once when it is dispatched and once when it leaves."""
 
     def __init__(self, state: LedgerState | None = None) -> None:
         state = state if state is not None else LedgerState()
@@ -27,23 +27,23 @@ class EpisodeLedger:
         self.dropped: dict[str, int] = dict(state.dropped)
 
     def dispatch(self, num_episodes: int) -> None:
-        """Episodes of a group that was admitted; replays of a lost episode are the same episode."""
+        """Count the episodes of a group that was admitted; another attempt at a lost episode is the same episode."""
         self.num_dispatched += num_episodes
 
     def train(self, num_episodes: int) -> None:
-        """Episodes that an update was made of."""
+        """Count episodes that an update was trained on."""
         self.num_trained += num_episodes
 
     def filter(self, num_episodes: int) -> None:
-        """Episodes of a group that was played and not kept."""
+        """Count the episodes of a group that was run and not kept."""
         self.num_filtered += num_episodes
 
     def drop(self, num_episodes: int, cause: str) -> None:
-        """Episodes that were given up, such as `"stale"`."""
+        """Count episodes that were dropped, by cause, such as `"stale"`."""
         self.dropped[cause] = self.dropped.get(cause, 0) + num_episodes
 
     def check(self, *, in_flight: int, buffered: int) -> None:
-        """Compare what was dispatched with where it is now. Raises: ConservationError, with the table."""
+        """Raise ConservationError, with the table, unless every dispatched episode is in exactly one place."""
         accounted = self.num_trained + self.num_filtered + sum(self.dropped.values()) + in_flight + buffered
         if accounted != self.num_dispatched:
             raise ConservationError(
@@ -52,7 +52,7 @@ class EpisodeLedger:
             )
 
     def table(self, *, in_flight: int, buffered: int) -> str:
-        """Where the dispatched episodes are, one line each."""
+        """Return the counts of the dispatched episodes by where they are, one line each."""
         rows = {
             "dispatched": self.num_dispatched,
             "trained": self.num_trained,
@@ -64,7 +64,7 @@ class EpisodeLedger:
         return "\n".join(f"    {name:<24}{count:>10}" for name, count in rows.items())
 
     def state(self) -> LedgerState:
-        """All flows so far."""
+        """Return all flows so far."""
         return LedgerState(
             dispatched=self.num_dispatched,
             trained=self.num_trained,

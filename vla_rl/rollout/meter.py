@@ -1,4 +1,4 @@
-"""What a scheduler reports: rates since the last report, and totals since the run began."""
+"""The metrics of a scheduler: rates since the last report, and totals since the run started."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ class RolloutMeter:
     def __init__(self) -> None:
         self.gauge = DecisionGauge()
         self.staleness: Counter[int] = Counter()
-        """Trained groups by staleness, in updates, since the run began."""
+        """Trained groups by staleness, in updates, since the run started."""
 
         self.replays: Counter[str] = Counter()
-        """Attempts lost to dead, frozen or too slow processes, by kind, since the run began."""
+        """Attempts lost to dead, frozen or too slow processes, by kind, since the run started."""
 
         self._counts: Counter[str] = Counter()
         self._window: Counter[str] = Counter()
         self._played: Counter[str] = Counter()
         self._solved: Counter[str] = Counter()
-        """Episodes by task, since the last report."""
+        """Episodes by task since the last report: all of them, and the solved ones."""
 
         self._returns: dict[str, float] = {}
         """Sums of undiscounted returns by task, since the last report."""
@@ -35,11 +35,11 @@ class RolloutMeter:
         self._since = self._asked_s = 0.0
 
     def start(self, now: float) -> None:
-        """Rates are counted from now."""
+        """Count rates from now on."""
         self._since, self._asked_s = now, self.gauge.asked_s(now)
 
     def episode(self, trajectory: Trajectory) -> None:
-        """An episode was played to its end."""
+        """Count an episode that ran to its end."""
         self._counts["episodes"] += 1
         self._counts["env_steps"] += trajectory.num_env_steps
         task = trajectory.episode.task
@@ -51,20 +51,20 @@ class RolloutMeter:
             self._judged.add(task)
 
     def group(self, *, kept: bool) -> None:
-        """A group was complete, and kept or filtered."""
+        """Count a complete group, kept or filtered."""
         self._counts["groups_kept" if kept else "groups_filtered"] += 1
 
     def lost(self, kind: str) -> None:
-        """An attempt at an episode was lost."""
+        """Count an attempt at an episode that was lost."""
         self.replays[kind] += 1
 
     def trained(self, group: Group, version: int) -> None:
-        """A group was trained by the update that `version` went into."""
+        """Count a group that the update starting from `version` was trained on."""
         self.staleness[version - group.dispatch_version] += 1
         self._window_staleness[version - group.dispatch_version] += 1
 
     def report(self, now: float, depths: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, float]:
-        """Metrics since the last report; `depths` are queue lengths now, `dropped` the ledger's drops by cause.
+        """Return the metrics since the last report; `depths` are queue lengths now, `dropped` the ledger's drops by cause.
 
         If there are several tasks, `rollout/success_rate/<task>` and `rollout/mean_return/<task>` are those of each
         task with an episode since then. Success rates leave out the tasks whose infos never had the key `is_success`.
@@ -94,7 +94,7 @@ class RolloutMeter:
         return {f"rollout/{name}": float(value) for name, value in metrics.items()}
 
     def _outcomes(self) -> dict[str, float]:
-        """Success rates and mean returns since the last report."""
+        """Return success rates and mean returns since the last report."""
         judged = {task: number for task, number in sorted(self._played.items()) if task in self._judged}
         metrics = {}
         if judged:

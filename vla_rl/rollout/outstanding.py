@@ -1,4 +1,4 @@
-"""The groups that were dispatched and have not left yet: what is still to be played, what was, and what it adds up to."""
+"""The groups that were dispatched and have not left yet: episodes still to run, and members that were run."""
 
 import heapq
 
@@ -9,16 +9,16 @@ from vla_rl.types import EpisodeSpec, Group, Trajectory
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
-    """One outstanding group as it stood: its plan and the members that were played."""
+    """The state of one outstanding group: its plan and the members that were run."""
 
     plan: GroupPlan
     dispatch_version: int
     trajectories: tuple[Trajectory, ...]
-    """Members played so far, in order of `member`."""
+    """Members run so far, in order of `member`."""
 
     @property
     def is_complete(self) -> bool:
-        """True where every member was played; the others are played after a resume."""
+        """Whether every member was run; the missing ones are run after a resume."""
         return len(self.trajectories) == len(self.plan.episodes)
 
 
@@ -36,20 +36,20 @@ class _Record:
 
 
 class OutstandingGroups:
-    """Episodes to begin, oldest group first, and the members of each group that were played."""
+    """Episodes to start, oldest group first, and the members of each group that were run."""
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
         self._to_begin: list[tuple[int, EpisodeSpec]] = []
 
     def add(self, plan: GroupPlan, dispatch_version: int) -> None:
-        """A group was dispatched: all its episodes are to begin."""
+        """Add a dispatched group, with all its episodes to start."""
         self._records[plan.group_id] = _Record(plan, dispatch_version)
         for episode in plan.episodes:
             self.begin_again(episode)
 
     def add_played(self, group: GroupState) -> Group | None:
-        """A group that was saved: the members that were played stay so. Gives the group if it is complete."""
+        """Add a saved group, whose finished members are not run again. Return the group if it is complete."""
         record = self._records[group.plan.group_id] = _Record(group.plan, group.dispatch_version)
         record.finished = {trajectory.episode.member: trajectory for trajectory in group.trajectories}
         for episode in group.plan.episodes:
@@ -58,22 +58,22 @@ class OutstandingGroups:
         return self._group(record) if group.is_complete else None
 
     def begin_again(self, episode: EpisodeSpec) -> None:
-        """An episode waits to begin, for the first time or once more."""
+        """Queue an episode to start, for the first time or again."""
         heapq.heappush(self._to_begin, (episode.episode_id, episode))
 
     def next_episode(self) -> EpisodeSpec | None:
-        """The episode to begin now: of the oldest group, the first member."""
+        """Return the episode to start now: the first member of the oldest group."""
         return heapq.heappop(self._to_begin)[1] if self._to_begin else None
 
     def finish(self, trajectory: Trajectory) -> Group | None:
-        """A member was played. Gives its group if it was the last one."""
+        """Store a member that was run. Return its group if it was the last one."""
         episode = trajectory.episode
         record = self._records[episode.group_id]
         record.finished[episode.member] = trajectory
         return self._group(record) if len(record.finished) == len(record.plan.episodes) else None
 
     def remove(self, group_id: int) -> GroupPlan:
-        """A group left: trained, filtered or dropped. Its episodes that were to begin do not."""
+        """Remove a group that was trained, filtered or dropped, with its episodes that have not started."""
         record = self._records.pop(group_id)
         if len(record.finished) < len(record.plan.episodes):
             self._to_begin = [entry for entry in self._to_begin if entry[1].group_id != group_id]
@@ -81,7 +81,7 @@ class OutstandingGroups:
         return record.plan
 
     def missing(self, group_id: int) -> list[int]:
-        """Ids of a group's episodes that were not played yet."""
+        """Return the ids of a group's episodes that were not run yet."""
         record = self._records[group_id]
         return [episode.episode_id for episode in record.plan.episodes if episode.member not in record.finished]
 
@@ -91,7 +91,7 @@ class OutstandingGroups:
         return len(self._to_begin)
 
     def num_played(self) -> tuple[int, int]:
-        """Episodes that were played: those of complete groups, and those whose group still misses a member."""
+        """Return how many episodes were run: those of complete groups, and those whose group still misses a member."""
         complete = partial = 0
         for record in self._records.values():
             if len(record.finished) == len(record.plan.episodes):
@@ -101,7 +101,7 @@ class OutstandingGroups:
         return complete, partial
 
     def state(self) -> tuple[GroupState, ...]:
-        """All outstanding groups, in order of dispatch."""
+        """Return all outstanding groups, in order of dispatch."""
         return tuple(
             GroupState(plan=record.plan, dispatch_version=record.dispatch_version, trajectories=record.in_order())
             for record in self._records.values()

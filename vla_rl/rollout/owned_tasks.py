@@ -1,11 +1,11 @@
-"""Tasks that an object owns: leaving their group so that one error is raised as itself, and telling why one is cancelled."""
+"""Tasks that an object owns: leave their group with a single error raised as itself, and find out why one is cancelled."""
 
 import asyncio
 from types import TracebackType
 
 
 def is_being_cancelled() -> bool:
-    """Whether someone asked the running task to end; else a CancelledError came out of what it awaited, and is an error."""
+    """Return whether the running task was asked to end; if not, a CancelledError in it is an error of what it awaited."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -1,4 +1,4 @@
-"""One attempt at one episode: lease an environment, let the agent play, and tell a lost episode from a broken one."""
+"""One attempt at one episode: lease an environment, run the agent, and separate lost episodes from errors."""
 
 import asyncio
 import inspect
@@ -11,12 +11,12 @@ from vla_rl.types import Agent, EnvPool, EpisodeSpec, Step, StopReason, Trajecto
 
 
 class EpisodeLost(VlaRlError):
-    """An episode was lost through no fault of its own: play the same one again elsewhere.
+    """An episode was lost to a fault outside of it: run the same one again in another environment.
 
     Args:
-        episode: what was being played.
+        episode: the episode that was running.
         kind: `"died"`, `"frozen"` or `"timed_out"`; losses are counted under it.
-        what: what happened, for a person.
+        what: what happened, in words.
     """
 
     def __init__(self, episode: EpisodeSpec, kind: str, what: str) -> None:
@@ -25,7 +25,7 @@ class EpisodeLost(VlaRlError):
 
 
 def describe(episode: EpisodeSpec) -> str:
-    """An episode for a person, with what is needed to play it alone."""
+    """Describe an episode in words, with all that is needed to run it alone."""
     return (
         f"episode {episode.episode_id} ({episode.task}, member {episode.member} of group {episode.group_id}, "
         f"seed {episode.seed}, options {episode.options}, attempt {episode.attempt + 1})"
@@ -41,11 +41,11 @@ async def play_episode(
     timeout_s: float | None = None,
     gauge: DecisionGauge | None = None,
 ) -> Trajectory:
-    """Play `episode` once.
+    """Run `episode` once.
 
-    Raises: EpisodeLost where a process died or froze, or the episode took longer than `timeout_s` from its lease on;
-    RuntimeError where what the agent awaited was cancelled by another part; AgentError if it is not async, or returned
-    anything but the trajectory of this episode, with at least one step; whatever else the agent or the environment raises,
+    Raises: EpisodeLost if a process died or froze, or the episode took longer than `timeout_s` from its lease on;
+    RuntimeError if what the agent awaited was cancelled by another part; AgentError if the agent is not async, or returned
+    anything but the trajectory of this episode, with at least one step; all other errors of the agent or the environment,
     with a note that names the episode.
     """
     policy = policy_for(engine, episode, gauge)
@@ -64,8 +64,8 @@ async def play_episode(
         if is_being_cancelled():
             raise
         raise RuntimeError(
-            f"what the agent awaited was cancelled while playing {describe(episode)}, and nobody cancelled the episode; an "
-            "agent that cancels a task of its own handles the CancelledError of awaiting it"
+            f"the agent raised CancelledError in {describe(episode)}, but the episode was not cancelled; catch it where the "
+            "agent awaits a task that it cancelled"
         ) from error
     except ActorDied as death:
         raise _lost_to(death, episode) from death
@@ -87,7 +87,7 @@ async def play_episode(
 
 
 def _checked(returned: Any, episode: EpisodeSpec) -> Trajectory:
-    """What the agent returned, if it is the trajectory of this episode. Raises: AgentError."""
+    """Return what the agent returned, if it is the trajectory of this episode. Raises: AgentError if it is not."""
     if not isinstance(returned, Trajectory):
         hint = "; is a `return` missing?" if returned is None else ""
         raise AgentError(f"the agent returned {_spelt(returned)}, expected the Trajectory of {describe(episode)}{hint}")
@@ -99,7 +99,7 @@ def _checked(returned: Any, episode: EpisodeSpec) -> Trajectory:
     if not returned.steps:
         raise AgentError(
             f"the agent returned a Trajectory without steps for {describe(episode)}, expected at least one decision; an "
-            "agent that cannot decide anything raises an error that says why"
+            "agent that cannot decide has to raise an error that explains why"
         )
     if not isinstance(returned.stop_reason, StopReason):
         raise AgentError(

@@ -1,4 +1,4 @@
-"""What generates actions or replies, and the policy that one episode sees of it."""
+"""Engines, which generate actions or replies, and the policy that one episode gets of them."""
 
 import asyncio
 import logging
@@ -29,11 +29,11 @@ from vla_rl.types import (
 logger = logging.getLogger(__name__)
 
 LONG_EPISODE = 10_000
-"""Decisions in an episode after which a line asks whether its environment ever ends one."""
+"""Decisions in one episode after which a warning suggests that its environment never ends one."""
 
 
 class PolicyEngine(Protocol):
-    """A policy that answers anybody's observation, however it is computed; it batches whoever waits."""
+    """A policy that answers the observations of any episode, and batches the requests that wait."""
 
     @property
     def weight_version(self) -> int:
@@ -46,11 +46,11 @@ class PolicyEngine(Protocol):
 
 
 class LanguageEngine(Protocol):
-    """A policy that answers anybody's conversation, however it is computed; it batches whoever waits."""
+    """A policy that answers the conversations of any episode, and batches the requests that wait."""
 
     @property
     def weight_version(self) -> int:
-        """Number of updates applied to the weights that speak from now on."""
+        """Number of updates applied to the weights that reply from now on."""
         ...
 
     async def generate(
@@ -67,7 +67,7 @@ class LanguageEngine(Protocol):
 
 
 class EngineTeam:
-    """Engines by the name of the agent that each acts for: several policies in one episode, or in one run."""
+    """Engines by the name of the agent that each acts for: several policies in one episode or in one run."""
 
     def __init__(self, engines: Mapping[str, PolicyEngine | LanguageEngine]) -> None:
         if not engines:
@@ -76,16 +76,16 @@ class EngineTeam:
 
     @property
     def weight_version(self) -> int:
-        """Of the engine that is furthest behind."""
+        """Weight version of the engine that is furthest behind."""
         return min(engine.weight_version for engine in self.engines.values())
 
 
 AnyEngine: TypeAlias = PolicyEngine | LanguageEngine | EngineTeam
-"""What a scheduler can play with."""
+"""The engines that a scheduler can use."""
 
 
 class DecisionGauge:
-    """How many decisions are being asked of the policy, and for which share of the time there was at least one."""
+    """Counts the decisions that wait for the policy, and the time with at least one of them."""
 
     def __init__(self) -> None:
         self.num_waiting = 0
@@ -95,7 +95,7 @@ class DecisionGauge:
         self._has_warned = False
 
     def note_long_episode(self, episode: EpisodeSpec) -> None:
-        """Warn, once, that an episode may have no end."""
+        """Warn, once, that an episode may never end."""
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
@@ -108,30 +108,30 @@ class DecisionGauge:
             )
 
     def enter(self, now: float) -> None:
-        """A decision is being asked."""
+        """Count a decision that is being asked."""
         if self.num_waiting == 0:
             self._asked_since = now
         self.num_waiting += 1
 
     def leave(self, now: float) -> None:
-        """A decision was answered, or its episode gave up."""
+        """Count a decision as answered, or its episode as ended without the answer."""
         self.num_waiting -= 1
         self.num_decisions += 1
         if self.num_waiting == 0:
             self._asked_s += now - self._asked_since
 
     def asked_s(self, now: float) -> float:
-        """Seconds with at least one decision being asked, up to `now`."""
+        """Return the seconds with at least one decision being asked, up to `now`."""
         return self._asked_s + (now - self._asked_since if self.num_waiting else 0.0)
 
 
 class EpisodePolicy:
-    """The policy as one episode sees it: decision k is sampled with a seed of its own, whatever the timing.
+    """The policy of one episode: decision k is sampled with a seed of its own, independent of timing.
 
     Args:
         engine: answers the decisions.
-        episode: whose `sampling` and `policy_seed` are used; decision k has the seed `derive_seed(policy_seed, k)`, so a
-            replayed episode makes the same decisions from the same observations.
+        episode: its `sampling` and `policy_seed` are used; decision k has the seed `derive_seed(policy_seed, k)`, so a
+            repeated episode makes the same decisions from the same observations.
         gauge: counts the decisions, shared by all episodes of a scheduler.
     """
 
@@ -144,10 +144,10 @@ class EpisodePolicy:
         self._num_decisions = 0
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk. Without `sampling`: the episode's own. Its seed is always this decision's.
+        """Choose an action chunk. Without `sampling`, the episode's own is used. The seed is always this decision's.
 
-        Raises: PolicyError for a log-prob that is NaN, infinite or above 0; AgentError for what `reset` returned as an
-            observation.
+        Raises: PolicyError for a log-prob that is NaN, infinite or above 0; AgentError if `observation` is the tuple that
+        `reset` returned.
         """
         seen: Any = observation
         if isinstance(seen, tuple) and len(seen) == 2 and isinstance(seen[1], dict):
@@ -155,7 +155,7 @@ class EpisodePolicy:
                 "policy.act was given what env.reset returned, a tuple (observation, info); expected the observation alone: "
                 "`observation, info = await env.reset()`"
             )
-        engine: PolicyEngine = self._engine  # type: ignore[assignment]  # which of the two it is, the agent knows
+        engine: PolicyEngine = self._engine  # type: ignore[assignment]  # the agent knows which of the two it is
         number = self._num_decisions
         with self._deciding(sampling) as chosen:
             chunk = await engine.act(observation, chosen)
@@ -171,9 +171,9 @@ class EpisodePolicy:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply. Without `sampling`: the episode's own. Its seed is always this decision's.
+        """Generate one reply. Without `sampling`, the episode's own is used. The seed is always this decision's.
 
-        Its tool calls have ids that no earlier one of the conversation has, whatever the engine's chat format called them.
+        Its tool calls get ids that differ from all earlier ones of the conversation, even if the chat format repeats them.
 
         Raises: PolicyError for a log-prob that is NaN, infinite or above 0.
         """
@@ -199,7 +199,7 @@ class EpisodePolicy:
 
     @contextmanager
     def _deciding(self, sampling: Sampling | None) -> Iterator[Sampling]:
-        """Count a decision while it is made, and give the sampling it is made with."""
+        """Count a decision while it is made, and yield its sampling."""
         seed = derive_seed(self._episode.policy_seed, self._num_decisions)
         chosen = msgspec.structs.replace(self._episode.sampling if sampling is None else sampling, seed=seed)
         self._num_decisions += 1
@@ -217,7 +217,7 @@ class EpisodePolicy:
 def policy_for(
     engine: AnyEngine, episode: EpisodeSpec, gauge: DecisionGauge | None = None
 ) -> EpisodePolicy | dict[str, EpisodePolicy]:
-    """What an agent is handed as its policy: one, or one by agent name, each with seeds of its own."""
+    """Return the policy that an agent gets: one, or one by agent name, each with seeds of its own."""
     if not isinstance(engine, EngineTeam):
         return EpisodePolicy(engine, episode, gauge)
     return {

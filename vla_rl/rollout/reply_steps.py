@@ -6,7 +6,7 @@ from vla_rl.types import ActionChunk, Completion, Observation, Step
 
 
 def step_of(reply: Completion, agent: str, reward: float) -> Step:
-    """One decision: the prompt is what was seen, the whole reply is what was done.
+    """Return one decision: the prompt as its observation, the whole reply as its action.
 
     `observation["grammar"]` is the grammar that sampling was restricted to, if there was one: a learner computes the
     log-probs of the same restricted distribution.

@@ -1,14 +1,14 @@
-"""The episode scheduler: plays groups of episodes without end, as far ahead of the learner as staleness allows.
+"""The episode scheduler: runs groups of episodes without end, as far ahead of the learner as staleness allows.
 
         source ──► admit ──► episodes, one coroutine each ──► group complete ──► keep? ──► buffer ──► groups_for_update
                      ▲         agent(env, policy)                                  │                        │
                      └───────────── capacity given back ◄──────────────── filtered ┘ ◄───────── trained ────┘
 
-A finished episode is replaced at once, a complete group is handed over at once. What always holds:
+A finished episode is replaced at once, and a complete group is handed over at once. What always holds:
 
-    - at most `pool.num_envs` episodes play; a group is admitted only when one of them would otherwise stand idle;
-    - the buffer is bounded by the staleness policy: when it is full nothing is admitted, and environments stand idle;
-    - an episode lost to a dead or frozen process is played again from the same task, state and seed, in the same group;
+    - at most `pool.num_envs` episodes run; a group is admitted only if an environment would otherwise be idle;
+    - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and environments are idle;
+    - an episode lost to a dead or frozen process is run again from the same task, state and seed, in the same group;
     - each dispatched episode is, at every update, in exactly one place (`EpisodeLedger`).
 """
 
@@ -40,31 +40,32 @@ WARN_EVERY: Final = 10
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a scheduler needs to go on, taken at one instant: no start is lost by a resume and none given out twice."""
+    """All that a scheduler needs to continue, taken at one instant: a resume loses no start and repeats none."""
 
     version: int
     source: SourceState
     ledger: LedgerState
     groups: tuple[GroupState, ...]
-    """Outstanding groups: complete ones are buffered (or were in training), the others go on with their missing members."""
+    """Outstanding groups: complete ones are buffered (or were in training), others continue with the missing members."""
 
 
 class EpisodeScheduler:
-    """Plays episodes and hands over groups; `async with` owns all its tasks.
+    """Runs episodes and hands over groups; `async with` owns all its tasks.
 
     Args:
-        pool: environments; one episode plays in each.
+        pool: environments; one episode runs in each.
         engine: the policy. Its `weight_version` is the learner's by the time `trained` is called: publish first.
-        agent: plays one episode.
-        source: what to play.
-        config: sizes, staleness and what happens on faults.
-        keep: told each complete group; False filters it, and its place is refilled. Must depend on the group alone.
-        on_episode: called with the trajectory of every episode that has ended, before its group is complete.
-        num_updates: updates that the run is to reach, those before a resume included; episodes that none of them would be
-            made of are not begun. None plays on.
+        agent: runs one episode.
+        source: the groups to run.
+        config: sizes, staleness and the handling of faults.
+        keep: called with each complete group; if it returns False the group is filtered and replaced. It must depend on the
+            group alone.
+        on_episode: called with the trajectory of every episode that ended, before its group is complete.
+        num_updates: updates of the whole run, with those before a resume; episodes that none of them would train on are not
+            started. None: no end.
 
-    An error of the agent, the environment or `keep` cancels all other episodes and is raised by the `async with` block as it
-    was, with a note that names the episode.
+    An error of the agent, the environment or `keep` cancels all other episodes. The `async with` block raises it unchanged,
+    with a note that names the episode.
     """
 
     def __init__(
@@ -94,12 +95,13 @@ class EpisodeScheduler:
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        """Begin to play."""
+        """Start running episodes."""
         if self._tasks is not None:
-            raise RuntimeError("this scheduler was open before; make a new one and restore the state of the old one")
+            raise RuntimeError("this scheduler was opened before; make a new one and restore the state of the old one")
         if self._engine.weight_version < self.version:
             raise ConfigError(
-                f"the engine serves weight version {self._engine.weight_version}, the scheduler goes on at {self.version}; "
+                f"the engine serves weight version {self._engine.weight_version}, the scheduler continues at "
+                f"{self.version}; "
                 "load the weights of the same checkpoint first"
             )
         self._meter.start(asyncio.get_running_loop().time())
@@ -112,7 +114,7 @@ class EpisodeScheduler:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop playing: episodes are cancelled, the oldest first, and their ends awaited. `state` stays valid."""
+        """Stop: cancel the episodes, the oldest first, and wait for them to end. `state` stays valid."""
         assert self._tasks is not None
         self._is_open, self._is_left = False, True
         self._wake()
@@ -126,22 +128,22 @@ class EpisodeScheduler:
         return self._staleness.version
 
     async def groups_for_update(self, update: int) -> AsyncIterator[Group]:
-        """The `groups_per_update` groups of an update, each as soon as it is complete and its turn has come.
+        """Yield the `groups_per_update` groups of an update, each as soon as it is complete and its turn has come.
 
         Updates are filled one after the other, up to `max_staleness` ahead of the one in training. Asking for the same
-        update again, after an iteration was broken off, gives the same groups again and then the rest.
+        update again, after an iteration was interrupted, gives the same groups again and then the rest.
 
         Args:
             update: counted from 0; the update that makes version `update + 1` out of version `update`.
 
-        Raises: ValueError if the update was trained already, or is none of the run's `num_updates`; RuntimeError if the
+        Raises: ValueError if the update was trained already, or is not one of the run's `num_updates`; RuntimeError if the
         scheduler is not open, or is closed.
         """
         if update < self.version:
             raise ValueError(f"update {update} was trained already, the next one is {self.version}")
         if self._num_updates is not None and update >= self._num_updates:
             raise ValueError(
-                f"update {update} is not one of the run's {self._num_updates}, counted from 0, and no episode is played for "
+                f"update {update} is not one of the run's {self._num_updates}, counted from 0, and no episode is run for "
                 "it; stop there, or make the scheduler with more num_updates"
             )
         for place in range(self._config.groups_per_update):
@@ -153,9 +155,9 @@ class EpisodeScheduler:
             yield self._handed[update][place]
 
     def trained(self, groups: Sequence[Group], new_version: int) -> None:
-        """The learner made `new_version` out of these groups, and the engine serves it. Books them and plays on.
+        """Report that the learner trained `new_version` on these groups and that the engine serves it.
 
-        Raises: ConservationError if an episode is not where it should be; ValueError if these are not the groups that were
+        Raises: ConservationError if an episode is missing or held twice; ValueError if these are not the groups that were
         handed over for this update, or the engine still serves older weights.
         """
         handed = {group.group_id: group for group in self._handed.get(self.version, ())}
@@ -171,7 +173,7 @@ class EpisodeScheduler:
         if self._engine.weight_version < new_version:
             raise ValueError(
                 f"the engine serves version {self._engine.weight_version}, expected {new_version}: publish the weights "
-                "first, so that an episode dispatched from now on is played with them"
+                "first, so that episodes dispatched from now on use them"
             )
         for group in handed.values():
             self._ledger.train(len(group.trajectories))
@@ -185,12 +187,12 @@ class EpisodeScheduler:
         self._wake()
 
     def check_conservation(self) -> None:
-        """Compare the ledger with what is held. Raises: ConservationError, with the table."""
+        """Compare the ledger with the episodes held. Raises: ConservationError, with the table, if they differ."""
         complete, partial = self._groups.num_played()
         self._ledger.check(in_flight=self._groups.num_to_begin + len(self._playing) + partial, buffered=complete)
 
     def state(self) -> SchedulerState:
-        """All that is needed to go on, as of now; also after the scheduler was closed."""
+        """Return all that is needed to continue, as of now; also after the scheduler was closed."""
         self.check_conservation()
         return SchedulerState(
             version=self.version,
@@ -200,7 +202,7 @@ class EpisodeScheduler:
         )
 
     def restore(self, state: SchedulerState) -> None:
-        """Go on where `state` was taken; before `async with`. Groups that can no longer be trained in time are dropped.
+        """Continue where `state` was taken; call it before `async with`. Groups that are too old to be trained are dropped.
 
         Raises: RuntimeError if the scheduler is open; ConfigError if `state` does not fit the source.
         """
@@ -224,7 +226,7 @@ class EpisodeScheduler:
         self.check_conservation()
 
     def metrics(self) -> dict[str, float]:
-        """Rates since the last call, queue depths now, and losses since the run began; the keys begin with `rollout/`."""
+        """Return rates since the last call, queue depths, and losses since the run started; keys begin with `rollout/`."""
         depths = {
             "episodes_playing": len(self._playing),
             "episodes_to_begin": self._groups.num_to_begin,
@@ -236,7 +238,7 @@ class EpisodeScheduler:
         return self._meter.report(asyncio.get_running_loop().time(), depths, self._ledger.dropped)
 
     def waiting_for(self) -> str:
-        """What the update being filled waits for, in words."""
+        """Describe in words what the update being filled waits for."""
         update = self._staleness.next_update
         missing = self._config.groups_per_update - len(self._handed.get(update, ()))
         being_played = [group_id for group_id in self._staleness.awaited() if group_id not in self._ready]
@@ -244,7 +246,7 @@ class EpisodeScheduler:
             return f"update {self.version} to be trained"
         episodes = self._groups.missing(being_played[0])
         return (
-            f"{missing} of {self._config.groups_per_update} groups, the oldest of {len(being_played)} being played is group "
+            f"{missing} of {self._config.groups_per_update} groups, the oldest of {len(being_played)} running is group "
             f"{being_played[0]}: episodes {', '.join(map(str, episodes))}"
         )
 
@@ -271,19 +273,19 @@ class EpisodeScheduler:
         return True
 
     def _require_running(self) -> None:
-        """Nobody may wait for groups that will not come. When a run fails, its owner is cancelled before it is left."""
+        """Raise instead of waiting for groups that will not come; a run that fails cancels its owner before it is left."""
         if self._tasks is None or self._is_left:
             raise RuntimeError(
                 "no group will come: the scheduler is not open; iterate inside its `async with`"
             ) from self._failure
 
     def _wake(self) -> None:
-        """Let everybody who waits in `groups_for_update` look again."""
+        """Wake every task that waits in `groups_for_update`, so that it looks again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def _fill(self) -> None:
-        """Begin episodes until every environment plays or staleness allows no more."""
+        """Start episodes until every environment is in use or staleness allows no more."""
         while self._is_open and len(self._playing) < self._pool.num_envs:
             episode = self._groups.next_episode()
             if episode is None:
@@ -298,7 +300,7 @@ class EpisodeScheduler:
             self._playing[episode.episode_id] = task
 
     async def _play(self, episode: EpisodeSpec) -> None:
-        """Play one episode and begin the next. One that is cancelled stays in flight: it is to be played after a resume."""
+        """Run one episode and start the next. A cancelled episode stays in flight: it is run after a resume."""
         try:
             trajectory = await play_episode(
                 self._pool,
@@ -321,17 +323,17 @@ class EpisodeScheduler:
         self._fill()
 
     def _fails_the_run(self, error: Exception) -> bool:
-        """Whether this is the first error; those of other episodes, until all have ended, become notes to it."""
+        """Return whether this is the first error; later ones, until all episodes have ended, become notes on it."""
         if self._failure is not None:
             if error is not self._failure:  # a batch that fails gives all its episodes the same error
                 self._failure.add_note(f"another episode failed too: {type(error).__name__}: {error}")
             return False
         self._failure = error
-        self._is_open = False  # the task group cancels the others; nothing new may begin meanwhile
+        self._is_open = False  # the task group cancels the others; no new episode may start meanwhile
         return True
 
     def _finish(self, trajectory: Trajectory) -> None:
-        """Book a played episode and, with the last member, its group."""
+        """Record a finished episode and, with the last member, its group."""
         del self._playing[trajectory.episode.episode_id]
         group = self._groups.finish(trajectory)
         self._meter.episode(trajectory)
@@ -358,7 +360,7 @@ class EpisodeScheduler:
         limit = self._config.max_filtered_in_a_row
         if self._filtered_in_a_row % WARN_EVERY == 0:
             logger.warning(
-                "%d groups in a row were filtered and none was kept: update %d waits for one",
+                "%d groups in a row were filtered and none was kept: update %d is waiting for one",
                 self._filtered_in_a_row,
                 self._staleness.next_update,
             )
@@ -369,7 +371,7 @@ class EpisodeScheduler:
             )
 
     def _play_again(self, loss: EpisodeLost) -> None:
-        """The same episode once more, before any newer one."""
+        """Run the same episode again, before any newer one."""
         episode = loss.episode
         self._meter.lost(loss.kind)
         del self._playing[episode.episode_id]

@@ -1,8 +1,8 @@
 """An event loop in which waiting takes no time: the clock jumps to the next timer instead of sleeping.
 
-Code that knows time only through its loop (`asyncio.sleep`, `asyncio.timeout`, `loop.time()`) runs unchanged, in the same
-order on every machine. Used to rehearse hours of scheduling, with faults, in seconds. There is no I/O and there are no
-threads in it; when nothing is left that could ever wake anybody, it says so instead of hanging.
+Code that takes the time only from its loop (`asyncio.sleep`, `asyncio.timeout`, `loop.time()`) runs unchanged, in the same
+order on every machine. Tests use it to simulate hours of scheduling, with faults, in seconds. It has no I/O and no threads;
+if every task waits and no timer is set, it raises an error instead of hanging.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class _JumpingClock(selectors.SelectSelector):
-    """Stands where the loop asks the operating system to wait, and moves the clock forward by that much."""
+    """Moves the clock forward by the time that the loop asks the operating system to wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class SimulatedTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping_clock)
 
     def time(self) -> float:
-        """Seconds of simulated time since the loop was made."""
+        """Return the seconds of simulated time since the loop was made."""
         return self._jumping_clock.now
 
 
 def run_in_simulated_time(main: Coroutine[Any, Any, Result]) -> Result:
-    """Run `main` to its end on a `SimulatedTimeLoop` and give its result, as `asyncio.run` would.
+    """Run `main` to its end on a `SimulatedTimeLoop` and return its result, as `asyncio.run` would.
 
     Raises: RuntimeError if a point is reached at which every task waits and no timer is set.
     """

@@ -1,15 +1,15 @@
 """How far generation may run ahead of the learner: one plain object, without a task and without a clock.
 
-Two bounds, both met by pacing and neither by throwing away:
+Two bounds, both met by delaying dispatch and neither by discarding groups:
 
     in aggregate    groups outstanding + groups trained <= (max_staleness + version + 1) * groups_per_update
                     (AReaL, arXiv:2505.24298, eq. 3), where outstanding groups are in flight, buffered or in training
     per group       version it is trained at - version it was dispatched at <= max_staleness, queues included
 
 A group dispatched at version d must be in one of the updates up to its deadline d + max_staleness. The first bound makes
-that possible for every group at the moment it is admitted; `select` keeps it possible: it takes the earliest dispatched of
-the complete groups, unless a group with an earlier deadline, still being played, could then no longer be fitted in. In that
-case the update waits for that one. A filtered group gives its capacity back at once.
+that possible for every group at the moment it is admitted. `select` keeps it possible: it takes the earliest dispatched of
+the complete groups, unless a running group with an earlier deadline would then miss it. In that case the update waits for
+that group. A filtered group frees its capacity at once.
 """
 
 import heapq
@@ -19,14 +19,14 @@ from collections.abc import Iterable
 class StalenessPolicy:
     """Decides when a group may be admitted and which complete group an update takes next.
 
-    A group is admitted, then complete, then selected, then trained; or it leaves by `filtered` or `evict`.
+    A group is admitted, then complete, then selected, then trained; or it leaves through `filtered` or `evict`.
 
     Args:
-        max_staleness: K, in updates. With 0 an update is made of groups that were dispatched after the one before.
-        groups_per_update: B, the groups in every update.
+        max_staleness: K, in updates. With 0 an update trains on groups that were dispatched after the update before it.
+        groups_per_update: B, the number of groups in every update.
         in_order: select in order of `group_id`, waiting for the lowest, so that the order does not depend on timing.
         max_outstanding: most groups outstanding; never more than the first bound allows.
-        num_updates: the version after which nothing is trained; groups that no update will take are not admitted.
+        num_updates: the last version; groups that no update would train on are not admitted. None: no last version.
         version: updates trained so far.
     """
 
@@ -46,7 +46,7 @@ class StalenessPolicy:
         self._in_order, self._num_updates = in_order, num_updates
         self.version = version
         self.next_update = version
-        """The update being filled; ahead of `version` where several are in flight."""
+        """The update being filled; ahead of `version` if several are in flight."""
 
         self._num_selected = 0
         self._dispatch_versions: dict[int, int] = {}
@@ -69,23 +69,23 @@ class StalenessPolicy:
         return self.num_outstanding < min(self._capacity, (self._num_updates - self.version) * self.groups_per_update)
 
     def admit(self, group_id: int, dispatch_version: int | None = None) -> int:
-        """Count a group as outstanding and give the version it is dispatched at: the learner's, unless it is restored."""
+        """Count a group as outstanding and return its dispatch version: the learner's, unless the group is restored."""
         version = self.version if dispatch_version is None else dispatch_version
         self._dispatch_versions[group_id] = version
         self._unselected.setdefault(version, set()).add(group_id)
         return version
 
     def complete(self, group_id: int) -> None:
-        """A group was played to its end and kept: it can be selected from now on."""
+        """Mark a group as run to its end and kept, so that it can be selected."""
         heapq.heappush(self._complete, (self._dispatch_versions[group_id], group_id))
 
     def filtered(self, group_id: int) -> None:
-        """A group left untrained before it was selected; its capacity is free again."""
+        """Remove a group that was not selected, and free its capacity."""
         self._remove_unselected(group_id)
         del self._dispatch_versions[group_id]
 
     def select(self) -> int | None:
-        """The group that `next_update` takes next, or None: the update has to wait for one that is still being played."""
+        """Return the group that `next_update` takes next, or None if it has to wait for a group that is still running."""
         if not self._complete or not self._may_take(*self._complete[0]):
             return None
         _, group_id = heapq.heappop(self._complete)
@@ -96,17 +96,17 @@ class StalenessPolicy:
         return group_id
 
     def trained(self, group_ids: Iterable[int]) -> None:
-        """The learner made an update of these groups: its version is one higher and their capacity is free."""
+        """Remove the groups that an update was trained on, free their capacity and raise the version by one."""
         for group_id in group_ids:
             del self._dispatch_versions[group_id]
         self.version += 1
 
     def evict(self) -> list[int]:
-        """Give up the unselected groups that no schedule can train in time, and name them.
+        """Drop the unselected groups that no schedule can train in time, and return their ids.
 
-        Pacing leaves none. There are some where a run goes on with a smaller `max_staleness` or fewer groups per update than
-        it was saved with. Groups are fitted in by deadline, the earliest first (Moore and Hodgson), so as few as possible
-        are given up.
+        In normal operation there are none. There are some if a run is resumed with a smaller `max_staleness` or fewer groups
+        per update than it was saved with. Groups are scheduled by deadline, the earliest first (Moore and Hodgson), so as
+        few as possible are dropped.
         """
         evicted: list[int] = []
         place = self._num_selected
@@ -124,11 +124,11 @@ class StalenessPolicy:
         return evicted
 
     def awaited(self) -> list[int]:
-        """Unselected groups by dispatch version and id: those the update being filled waits for stand first."""
+        """Return the unselected groups by dispatch version and id; the update being filled waits for the first of them."""
         return [group_id for version in sorted(self._unselected) for group_id in sorted(self._unselected[version])]
 
     def _may_take(self, dispatch_version: int, group_id: int) -> bool:
-        """Whether all unselected groups can still be trained in time once this one is taken."""
+        """Return whether all unselected groups can still be trained in time if this one is taken."""
         if self._in_order and any(
             version < dispatch_version or (version == dispatch_version and min(ids) < group_id)
             for version, ids in self._unselected.items()
