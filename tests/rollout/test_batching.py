@@ -119,7 +119,7 @@ async def test_a_batch_whose_work_is_cancelled_by_others_fails_its_waiters_and_t
         await settle()
         work.cancel()
         with pytest.raises(
-            RuntimeError, match="a batch of 'policy' was lost: what computes it cancelled the work"
+            RuntimeError, match="a batch of 'policy' was lost: its runner was cancelled"
         ) as caught:
             await lost
         assert isinstance(caught.value.__cause__, asyncio.CancelledError)

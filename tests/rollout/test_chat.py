@@ -202,7 +202,7 @@ async def test_a_reply_that_is_given_up_ends_the_episode_with_the_turns_before_i
     assert trajectory.stop_reason is StopReason.ABORTED
     assert trajectory.stop_reason.is_cut_off
     assert len(trajectory.steps) == env.num_steps == 2
-    with pytest.raises(PolicyError, match=f"has {num_tokens} tokens and finish_reason 'aborted', expected a whole one"):
+    with pytest.raises(PolicyError, match=f"has {num_tokens} tokens and finish_reason 'aborted', expected a complete one"):
         await play(Counting(9), Quitter(1, "aborted", num_tokens))
 
 
@@ -212,7 +212,7 @@ async def test_a_reply_without_a_token_is_an_error_of_the_policy() -> None:
 
 
 async def test_an_environment_that_never_begins_is_at_fault() -> None:
-    with pytest.raises(EnvError, match=r"did not begin within reset_timeout_s=0.05"):
+    with pytest.raises(EnvError, match=r"did not reset within reset_timeout_s=0.05"):
         await play(Counting(9, hangs_at=0), Speaker(), reset_timeout_s=0.05)
 
 
@@ -248,7 +248,7 @@ async def test_what_agents_earn_by_others_belongs_to_their_newest_turn_and_befor
 
 
 async def test_an_agent_without_a_policy_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"the turn of agent 'checker', and there are policies for \['solver'\]"):
+    with pytest.raises(ConfigError, match=r"the turn of agent 'checker', but there are policies for \['solver'\]"):
         await play(Counting(9, agents=("solver", "checker")), {"solver": Speaker()})
 
 

@@ -91,7 +91,7 @@ def test_a_cursor_of_a_source_that_gives_out_other_groups_is_refused_and_the_dif
     other: GroupSource, named: str
 ) -> None:
     saved = GroupSource(starts(4), 4, 0).state()
-    with pytest.raises(ConfigError, match="gives out other groups than this run would: it was saved with " + named):
+    with pytest.raises(ConfigError, match="hands out other groups than this run would: it was saved with " + named):
         other.restore(saved)
 
 

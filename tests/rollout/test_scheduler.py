@@ -134,7 +134,7 @@ def test_the_wait_graph_says_which_episodes_an_update_waits_for() -> None:
             collecting = tasks.create_task(setup.collect(0))
             await asyncio.sleep(0.001)
             lines = {f"{wait.who} waits for {wait.on}" for wait in current_waits()}
-            expected = "2 of 2 groups, the oldest of 1 being played is group 0: episodes 0, 1, 2, 3"
+            expected = "2 of 2 groups, the oldest of 1 running is group 0: episodes 0, 1, 2, 3"
             assert f"update 0 waits for {expected}" in lines
             assert scheduler.waiting_for() == expected
             await collecting
@@ -182,7 +182,7 @@ def test_an_engine_with_older_weights_than_the_checkpoint_is_refused() -> None:
         async with fresh.opened():
             pass
 
-    with pytest.raises(ConfigError, match="serves weight version 0, the scheduler goes on at 1"):
+    with pytest.raises(ConfigError, match="serves weight version 0, the scheduler continues at 1"):
         run_in_simulated_time(main())
 
 

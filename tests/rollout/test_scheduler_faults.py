@@ -111,7 +111,7 @@ def test_an_agent_whose_work_is_cancelled_by_others_ends_the_run_and_is_named() 
             await setup.collect(0)
 
     with pytest.raises(
-        RuntimeError, match=r"was cancelled while playing episode 2 \(task-.*nobody cancelled the episode"
+        RuntimeError, match=r"raised CancelledError in episode 2 \(task-.*but the episode was not cancelled"
     ):
         run_in_simulated_time(main())
 
@@ -257,7 +257,7 @@ def test_a_filter_that_keeps_nothing_says_so_and_ends_the_run_instead_of_playing
     with pytest.raises(RuntimeError, match="25 groups in a row were filtered and none was kept, so update 0"):
         run_in_simulated_time(main())
     assert [record.message for record in caplog.records if record.name.startswith("vla_rl")] == [
-        f"{number} groups in a row were filtered and none was kept: update 0 waits for one" for number in (10, 20)
+        f"{number} groups in a row were filtered and none was kept: update 0 is waiting for one" for number in (10, 20)
     ]
 
 

@@ -209,7 +209,7 @@ async def test_a_kl_term_asks_each_agents_own_reference(tmp_path: Path) -> None:
 
 
 async def test_a_team_that_lacks_an_agent_says_whose_policy_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the turn of agent 'right', and there are policies for \['left'\]"):
+    with pytest.raises(ConfigError, match=r"the turn of agent 'right', but there are policies for \['left'\]"):
         await run(config_of(tmp_path, updates=1), Team({"left": Member(policy())}))
 
 

@@ -1,6 +1,6 @@
-"""The words that every part of vla_rl shares: observations, messages, episodes, trajectories, handles, the config base.
+"""The types that every part of vla_rl shares: observations, messages, episodes, trajectories, handles, the config base.
 
-Imports in an instant: no torch, no simulator, no model.
+Fast to import: no torch, no simulator, no model.
 """
 
 from vla_rl.types.agent_parts import AgentPart, agents_of, parts_of

@@ -1,8 +1,9 @@
-"""Who did what in episodes that several agents share: the decisions of one agent, out of everybody's.
+"""The decisions of one agent, taken out of episodes that several agents share.
 
     solver ─► solver ─► checker ─► solver       the part of "solver": decisions 0, 1, 3
 
-Advantages are made, and policies learn, from such parts: each agent is compared with itself, and learns from its own words.
+Advantages are computed and policies are trained on such parts: each agent is compared with itself, and trained on its own
+decisions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,26 +14,26 @@ from vla_rl.types.trajectory import StopReason, Trajectory
 
 
 class AgentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one agent did in one episode."""
+    """The part of one agent in one episode."""
 
     row: int
-    """Position of the episode among those that were looked at."""
+    """Position of the episode among those that were given."""
 
     decisions: tuple[int, ...]
-    """Places of its decisions in the whole episode, in order."""
+    """Positions of its decisions in the whole episode, in order."""
 
     trajectory: Trajectory
-    """The episode with its decisions alone. Where another agent decided last, nothing more was to come for this one, so it
+    """The episode with only its decisions. If another agent decided last, this agent had no decision left, so its part
     counts as ended and not as cut off."""
 
 
 def agents_of(trajectories: Iterable[Trajectory]) -> list[str]:
-    """Names of all that decided anything, in order of their first decisions."""
+    """Return the names of the agents with at least one decision, in order of their first decisions."""
     return list(dict.fromkeys(step.agent for trajectory in trajectories for step in trajectory.steps))
 
 
 def parts_of(trajectories: Sequence[Trajectory], agent: str) -> list[AgentPart]:
-    """The part of one agent in each episode in which it decided something, in their order."""
+    """Return the part of one agent in each episode in which it has a decision, in their order."""
     parts = []
     for row, trajectory in enumerate(trajectories):
         decisions = tuple(number for number, step in enumerate(trajectory.steps) if step.agent == agent)

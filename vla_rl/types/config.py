@@ -1,4 +1,4 @@
-"""The base of every configuration: small, frozen, keyword-only, and closed to unknown fields."""
+"""The base of every configuration: small, frozen, keyword-only, without unknown fields."""
 
 import difflib
 import functools
@@ -13,12 +13,12 @@ from vla_rl.types.struct import ExplainsFields
 
 
 class Config(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A configuration. Subclasses say `frozen=True, kw_only=True` again (msgspec does not hand the second down) and check
-    themselves in `__post_init__` with `require`; nothing is edited after it is built.
+    """A configuration. Subclasses repeat `frozen=True, kw_only=True` (msgspec does not inherit the second) and check their
+    values in `__post_init__` with `require`. It cannot be changed after it is built.
 
-    The type of every field is checked before that, and the values of a `Literal`.
+    The type of every field, and the values of a `Literal`, are checked before `__post_init__`.
 
-    Fields are documented by a string under each of them; the command line shows that string as the option's help.
+    A string under each field documents it; the command line shows that string as the option's help.
     """
 
     def __init_subclass__(cls) -> None:
@@ -32,13 +32,13 @@ class Config(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True
             self._require_types()
             own_check(self)
 
-        cls.__post_init__ = check  # type: ignore[method-assign]  # msgspec calls what the class has by this name
+        cls.__post_init__ = check  # type: ignore[method-assign]  # msgspec looks it up on the class by this name
 
     def __post_init__(self) -> None:
         self._require_types()
 
     def require(self, condition: bool, field: str, expected: str) -> None:
-        """Raise `ConfigError` naming the field, its value and what was expected, unless `condition` holds."""
+        """Raise `ConfigError`, with the field, its value and what was expected, unless `condition` holds."""
         if not condition:
             value: Any = getattr(self, field)
             raise ConfigError(f"{type(self).__name__}.{field} is {value!r}, expected {expected}")
@@ -56,7 +56,7 @@ class Config(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Whether `value` is of the type `hint`. An integer is a float too, and NumPy's numbers are numbers."""
+    """Return whether `value` is of the type `hint`. Integers are valid floats, and NumPy's numbers are valid numbers."""
     configs = [member for member in (hint, *get_args(hint)) if isinstance(member, type) and issubclass(member, Config)]
     if configs and isinstance(value, Config | dict):  # msgspec would build a config from a dict
         return isinstance(value, tuple(configs))
@@ -70,7 +70,7 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 
 def _spelt(hint: Any) -> str:
-    """A type as a person writes it: `int or none`, `'hidden', 'all-linear' or a list of str`."""
+    """Return a type in words: `int or none`, `'hidden', 'all-linear' or a list of str`."""
     members = get_args(hint)
     if hint is NoneType:
         return "none"
@@ -88,13 +88,13 @@ def _types_of(config: type[Config]) -> tuple[tuple[str, Any, tuple[Any, ...]], .
     """Return each field with its type and, if it allows a few values only, those values."""
     try:
         hints = get_type_hints(config)
-    except NameError:  # a type that is known to type checkers only; nothing is known of the fields then
+    except NameError:  # a type that only type checkers can import: the fields are not checked then
         return ()
     return tuple((field, hints[field], _choices_in(hints[field])) for field in config.__struct_fields__)
 
 
 def _choices_in(hint: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`, or of a union of them and None; empty for any other type."""
+    """Return the values of a `Literal`, or of a union of them and None; empty for any other type."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     if get_origin(hint) not in (Union, UnionType):

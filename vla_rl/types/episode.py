@@ -1,4 +1,4 @@
-"""Which episode to play: enough to play the very same one again, in any process on any host."""
+"""The specification of an episode: enough to run the same episode again, in any process on any host."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from vla_rl.types.struct import ExplainsFields
 
 
 class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """A wrapper of an environment by name and plain values; `vla_rl.simulation.wrapper_spec` makes it of a class."""
+    """A wrapper of an environment by name and plain values; `vla_rl.simulation.wrapper_spec` makes it from a class."""
 
     path: str
     """`module:name` of the class, or of a function that takes an environment and returns one."""
 
     kwargs: dict[str, Any] = {}
-    """Its keyword arguments: numbers, strings, booleans, lists and dicts of them."""
+    """Keyword arguments of the wrapper: numbers, strings, booleans, lists and dicts of them."""
 
 
 class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -27,28 +27,28 @@ class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tru
     """Keyword arguments of `gymnasium.make`: numbers, strings, booleans, lists and dicts of them."""
 
     wrappers: tuple[WrapperSpec, ...] = ()
-    """Applied to the environment where it is built, the first one innermost."""
+    """Wrappers applied in the process that builds the environment, the first one innermost."""
 
 
 class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """How a policy picks its action from its distribution."""
+    """Settings for choosing an action from the policy's distribution."""
 
     temperature: float = 1.0
-    """The logits are divided by this; > 0."""
+    """Divisor of the logits; > 0."""
 
     greedy: bool = False
-    """Take the most likely action; `temperature` still scales the log-probs that are reported."""
+    """Take the most likely action; `temperature` still scales the reported log-probs."""
 
     seed: int = 0
-    """Seed of this one decision. The same seed, weights and observation give the same action. What an agent hands to its
-    policy gets the decision's own seed, so that members of a group decide differently."""
+    """Seed of this one decision. The same seed, weights and observation give the same action. A seed that an agent passes to
+    its policy is replaced by the decision's own, so that members of a group decide differently."""
 
 
 class EpisodeSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """One episode to play. Two specs that differ only in `episode_id`, `member` and `policy_seed` start alike."""
+    """One episode to run. Two specs that differ only in `episode_id`, `member` and `policy_seed` have the same start."""
 
     episode_id: int
-    """Unique in a run, counted from 0."""
+    """Number of the episode, unique in a run, counted from 0."""
 
     group_id: int
     """Group of trajectories from the same task and the same start; counted from 0."""
@@ -59,7 +59,7 @@ class EpisodeSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     env: EnvSpec
 
     task: str
-    """What results are reported under, such as `libero_goal/3`."""
+    """Name under which results are reported, such as `libero_goal/3`."""
 
     seed: int
     """Seed of the environment: everything random about the start and the dynamics."""
@@ -71,7 +71,7 @@ class EpisodeSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     """`options` of the environment's reset, such as `{"init_state_id": 7}`."""
 
     sampling: Sampling = Sampling()
-    """How the policy acts; its seed is replaced for every decision."""
+    """Sampling of the policy; its seed is replaced for every decision."""
 
     attempt: int = 0
-    """How often this episode was begun before and lost to a dead or frozen process."""
+    """Number of earlier attempts at this episode that were lost to a dead or frozen process."""

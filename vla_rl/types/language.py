@@ -1,9 +1,9 @@
-"""What language agents and text environments say to each other: messages, tools, completions, turns.
+"""The types that language agents and text environments exchange: messages, tools, completions, turns.
 
     reset ─► TextStart ─► generate ─► Completion.message ─► step ─► TextOutcome ─► generate ─► ...
 
-A conversation belongs to an agent, by name. Where several agents share an environment, each has its own conversation and
-its own policy; the environment says whose turn it is and what is appended to that agent's conversation.
+A conversation belongs to an agent, by name. If several agents share an environment, each has its own conversation and its
+own policy; the environment names the agent whose turn it is and the messages to append to its conversation.
 """
 
 from collections.abc import Sequence
@@ -17,22 +17,22 @@ from vla_rl.types.reply_options import ANY_REPLY, ReplyOptions
 from vla_rl.types.struct import ExplainsFields
 
 DEFAULT_AGENT = "policy"
-"""The agent's name where there is only one."""
+"""Name of the agent if there is only one."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "aborted"]
-"""Why generation ended: the model said so, `max_tokens` or the context was full, or the request was given up."""
+"""Why generation ended: the model ended it, `max_tokens` or the context was full, or the request was aborted."""
 
 
 class ToolCall(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """A tool that a model asked for."""
 
     id: str
-    """Unique in its conversation; the tool's answer names it."""
+    """Id of the call, unique in its conversation; the tool's answer repeats it."""
 
     name: str
 
     arguments: str
-    """JSON text as the model wrote it; an object where it follows the schema, which nobody has checked yet."""
+    """JSON text as the model wrote it. It is not checked: it may violate the schema, and need not be an object."""
 
 
 class Message(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -44,17 +44,17 @@ class Message(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tru
     content: str = ""
 
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of an assistant: the tools it asks for."""
+    """Tools that an assistant's message calls."""
 
     tool_call_id: str | None = None
-    """Of a tool's answer: the call that it answers."""
+    """Id of the call that a tool's message answers."""
 
     name: str | None = None
-    """Of a tool's answer: the tool. Of others: who speaks, where several share a role."""
+    """Name of the tool that answers; in other messages the name of the speaker, if several share a role."""
 
     call_errors: tuple[str, ...] = ()
-    """Of an assistant: what is wrong with each tool call that could not be read, in a sentence that the environment can
-    answer with. The text of such a call stays in `content`."""
+    """Errors of an assistant's tool calls that could not be parsed, each a sentence that the environment can reply with. The
+    text of such a call stays in `content`."""
 
 
 Prompt: TypeAlias = Sequence[Message] | str | np.ndarray
@@ -62,26 +62,26 @@ Prompt: TypeAlias = Sequence[Message] | str | np.ndarray
 
 
 class ToolSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """A tool as a model is told about it."""
+    """The description of a tool that a model gets."""
 
     name: str
     description: str
     parameters: dict[str, Any]
-    """JSON schema of the arguments, an object."""
+    """JSON schema of the arguments, which are an object."""
 
     is_strict: bool = False
-    """Restrict sampling so that the arguments of every call satisfy `parameters`; a schema that cannot be enforced is an
+    """Restrict sampling so that the arguments of every call satisfy `parameters`; a schema that cannot be enforced raises an
     error."""
 
 
 class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One sampled token, and the likeliest tokens in its place."""
+    """One sampled token, and the most likely tokens at its position."""
 
     text: bytes
-    """UTF-8, of which one token may hold a part of a character."""
+    """Text of the token in UTF-8; it may end inside a character."""
 
     alternatives: tuple[tuple[bytes, float], ...] = ()
-    """Texts and log-probs, the likeliest first."""
+    """Texts and log-probs, the most likely first."""
 
 
 class Completion(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -91,10 +91,10 @@ class Completion(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     """Parsed by the policy's own chat format, tool calls included."""
 
     prompt_tokens: np.ndarray
-    """int64 [P], exactly what was fed."""
+    """int64 [P], exactly the tokens that the model got."""
 
     tokens: np.ndarray
-    """int64 [T], what was sampled, the token that ended the turn included."""
+    """int64 [T], the sampled tokens, with the token that ended the turn."""
 
     log_probs: np.ndarray
     """float32 [T], natural log of each token's probability under the weights that chose it, after temperature and under
@@ -106,7 +106,7 @@ class Completion(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     finish_reason: FinishReason
 
     temperature: float | None = None
-    """Temperature of `log_probs`, noted by the policy that an agent is handed; None: that of the episode's own sampling."""
+    """Temperature of `log_probs`, recorded by the policy that an agent gets; None: that of the episode's own sampling."""
 
     grammar: str | None = None
     """Grammar that sampling was restricted to, in llguidance's dialect of Lark; None: every token could be sampled."""
@@ -119,7 +119,7 @@ class Completion(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
 
 class LanguagePolicy(Protocol):
-    """One policy that speaks, however and wherever it is computed; batches whoever waits."""
+    """A policy that replies to conversations; it batches the requests that wait."""
 
     async def generate(
         self,
@@ -130,12 +130,12 @@ class LanguagePolicy(Protocol):
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply. Without `sampling`: the episode's own. Its seed is always this decision's.
+        """Generate one reply. Without `sampling`, the episode's own is used. The seed is always this decision's.
 
-        Without `max_tokens`: the engine's own limit. Cancelling the call aborts the generation.
+        Without `max_tokens`, the engine's own limit applies. Cancelling the call aborts the generation.
 
-        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that cannot be
-        met, such as a schema that no grammar can express.
+        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that are not
+        supported, such as a schema that no grammar can express.
         """
         ...
 
@@ -149,56 +149,56 @@ class TextStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=T
     tools: tuple[ToolSpec, ...] = ()
 
     agent: str = DEFAULT_AGENT
-    """Whose turn it is."""
+    """The agent whose turn it is."""
 
     options: ReplyOptions = ANY_REPLY
     """Rules for the reply to these messages."""
 
 
 class TextOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """What a reply did, and what comes next."""
+    """The result of a reply, and the next turn."""
 
     messages: tuple[Message, ...]
     """Appended to the conversation of `agent`, which begins with them if it had no turn yet."""
 
     reward: float
-    """Of the agent that replied, for this reply."""
+    """Reward of the agent that replied, for this reply."""
 
     credits: dict[str, float] = {}
-    """What agents earn beside that, by name: for what they did before."""
+    """Further rewards by agent name, for earlier actions."""
 
     terminated: bool
-    """The task's own ending."""
+    """Whether the task ended the episode."""
 
     truncated: bool
-    """Our ending, such as a limit of turns."""
+    """Whether a limit ended the episode, such as a limit of turns."""
 
     info: dict[str, Any]
-    """`info["is_success"]` is a bool where the task knows success."""
+    """`info["is_success"]` is a bool if the task can report success."""
 
     agent: str = DEFAULT_AGENT
-    """Whose turn it is next."""
+    """The agent whose turn is next."""
 
     tools: tuple[ToolSpec, ...] = ()
-    """Of that agent from now on; empty: those it was given before."""
+    """Tools of that agent from now on; empty: the same as before."""
 
     options: ReplyOptions = ANY_REPLY
     """Rules for the reply to these messages."""
 
 
 class TextEnv(Protocol):
-    """One text environment, leased for one episode. Its methods run in the loop; work that may hang, crash or be hostile
-    (tools, code, scorers) happens in killable child processes behind it."""
+    """One text environment, leased for one episode. Its methods run in the event loop; work that may hang, crash or be
+    hostile (tools, code, scorers) runs in child processes that can be killed."""
 
     @property
     def episode(self) -> EpisodeSpec:
-        """The episode this lease is for."""
+        """The episode that this lease is for."""
         ...
 
     async def reset(self) -> TextStart:
-        """Bring the environment to the start of its episode."""
+        """Reset the environment to the start of its episode."""
         ...
 
     async def step(self, message: Message) -> TextOutcome:
-        """Hand over the reply of the agent whose turn it was."""
+        """Pass on the reply of the agent whose turn it was."""
         ...

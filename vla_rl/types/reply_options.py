@@ -1,8 +1,8 @@
-"""How one reply is asked for, besides its sampling: the form it must have, where it stops, which tools it may call.
+"""The options of one reply, besides its sampling: its format, its stop texts, the tools it may call.
 
-A format restricts sampling itself: tokens that would break it get probability 0 and the others are renormalised. The
-log-probs of such a reply are those of the restricted distribution, and `Completion.grammar` records the restriction, so that
-a learner computes the same ones.
+A format restricts sampling: tokens that would break it get probability 0 and the others are renormalised. The log-probs of
+such a reply are those of the restricted distribution. `Completion.grammar` records the restriction, so that a learner
+computes the same log-probs.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -14,17 +14,17 @@ class JsonFormat(msgspec.Struct, frozen=True, kw_only=True, tag="json"):
     """The reply is one JSON value."""
 
     schema: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object"})
-    """JSON schema that it satisfies; by default any object."""
+    """JSON schema that the value satisfies; by default any object."""
 
     is_strict: bool = True
-    """Refuse a schema with a keyword that no grammar can express; False: such keywords are ignored."""
+    """Reject a schema with a keyword that no grammar can express; False: ignore such keywords."""
 
 
 class RegexFormat(msgspec.Struct, frozen=True, kw_only=True, tag="regex"):
     """The reply matches a regular expression from its first to its last character."""
 
     pattern: str
-    """In the syntax of Rust's `regex`, without look-around."""
+    """Pattern in the syntax of Rust's `regex`, without look-around."""
 
 
 class ChoiceFormat(msgspec.Struct, frozen=True, kw_only=True, tag="choice"):
@@ -37,20 +37,20 @@ class GrammarFormat(msgspec.Struct, frozen=True, kw_only=True, tag="grammar"):
     """The reply is a sentence of a context-free grammar."""
 
     lark: str
-    """In llguidance's dialect of Lark; its first rule is `start`."""
+    """Grammar in llguidance's dialect of Lark; its first rule is `start`."""
 
 
 ReplyFormat: TypeAlias = JsonFormat | RegexFormat | ChoiceFormat | GrammarFormat
 
 
 class ToolRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a reply calls tools, and which."""
+    """The tools that a reply may or must call."""
 
     mode: Literal["auto", "none", "required"] = "auto"
     """`auto`: the model decides. `none`: the reply is read as text. `required`: the reply is one or more calls."""
 
     names: tuple[str, ...] = ()
-    """Tools that may be called; empty: all that the request gives."""
+    """Tools that may be called; empty: all tools of the request."""
 
     max_calls: int | None = None
     """Most calls in one reply; None: any number."""
@@ -60,16 +60,16 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Rules for one reply."""
 
     format: ReplyFormat | None = None
-    """Form of the reply's text; None: any. Tool calls, where `tools` allows them, are replies too."""
+    """Format of the reply's text; None: any. If `tools` allows tool calls, the reply may also be one of them."""
 
     stop: tuple[str, ...] = ()
-    """The reply ends with the first of these texts; the message holds what came before it, the tokens hold it too."""
+    """Texts that end the reply. The message holds the text before the first of them; the tokens include it."""
 
     tools: ToolRule = ToolRule()
 
     top_log_probs: int | None = None
-    """Report the text of every token, and this many of the most likely tokens in its place; None: no report."""
+    """Report the text of every token, and this many of the most likely tokens at its position; None: no report."""
 
 
 ANY_REPLY = ReplyOptions()
-"""No rule at all."""
+"""No rules."""

@@ -1,4 +1,4 @@
-"""The metaclass of what users build by keyword: a wrong keyword is reported with the class and its nearest field."""
+"""The metaclass of classes that users build by keyword: it reports a wrong keyword with the class and the nearest field."""
 
 import difflib
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ import msgspec
 
 
 class ExplainsFields(msgspec.StructMeta):
-    """Metaclass of a `msgspec.Struct` whose constructor names the class, and the field that was probably meant."""
+    """Metaclass of a `msgspec.Struct` whose errors name the class and the field that was probably meant."""
 
     if not TYPE_CHECKING:  # type checkers know the fields, which this signature would hide from them
 
@@ -22,7 +22,7 @@ class ExplainsFields(msgspec.StructMeta):
 
 
 def _misfit(cls: type[msgspec.Struct], args: tuple[Any, ...], given: dict[str, Any]) -> str | None:
-    """Say which argument the fields of `cls` do not allow; None if all fit."""
+    """Describe the argument that the fields of `cls` do not allow; None if all fit."""
     fields = msgspec.structs.fields(cls)
     names = [field.name for field in fields]
     if args:

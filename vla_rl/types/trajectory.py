@@ -12,95 +12,95 @@ from vla_rl.types.struct import ExplainsFields
 
 
 class StopReason(enum.Enum):
-    """Why an episode ended. One that was cut off would have gone on: only there a value bootstraps."""
+    """Why an episode ended. An episode that was cut off would have continued: only then a value bootstraps."""
 
     SUCCESS = "success"
-    """The task ended it, solved."""
+    """The task ended the episode, and was solved."""
 
     TERMINATED = "terminated"
-    """The task ended it otherwise."""
+    """The task ended the episode without being solved."""
 
     SUCCESS_AT_LIMIT = "success_at_limit"
-    """The environment's own limit ended it, and the task calls what was reached by then a success."""
+    """The environment's own limit ended the episode, and the task was solved by then."""
 
     TIME_LIMIT = "time_limit"
-    """The environment's own limit, of control steps or of turns, ended it without success."""
+    """The environment's own limit, of control steps or of turns, ended the episode without success."""
 
     TURN_LIMIT = "turn_limit"
-    """The agent's limit of turns."""
+    """The agent's limit of turns ended the episode."""
 
     TOKEN_LIMIT = "token_limit"
-    """The agent's limit of tokens, or the policy's context."""
+    """The agent's limit of tokens, or the policy's context, ended the episode."""
 
     DEADLINE = "deadline"
     """A stage of the episode took too long."""
 
     ABORTED = "aborted"
-    """The engine gave a reply up before its end."""
+    """The engine aborted a reply."""
 
     @property
     def is_success(self) -> bool:
-        """Whether the task was solved, whoever ended the episode."""
+        """Whether the task was solved, by any ending."""
         return self in (StopReason.SUCCESS, StopReason.SUCCESS_AT_LIMIT)
 
     @property
     def is_of_environment(self) -> bool:
-        """Whether the environment ended the episode; a limit of the agent ended the others."""
+        """Whether the environment ended the episode; if not, a limit of the agent did."""
         return self in (
             StopReason.SUCCESS, StopReason.TERMINATED, StopReason.SUCCESS_AT_LIMIT, StopReason.TIME_LIMIT
         )  # fmt: skip
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether we ended the episode, and not the task."""
+        """Whether a limit ended the episode, and not the task."""
         return self not in (StopReason.SUCCESS, StopReason.TERMINATED)
 
 
 class ActionChunk(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """H future control steps of D dimensions from one policy call, and how they were chosen."""
+    """H future control steps of D dimensions from one policy call, and the record of their sampling."""
 
     actions: np.ndarray
     """float32 [H, D], in the units of the environment's action space."""
 
     tokens: np.ndarray
-    """int64 [T] ids, or float32 [T] numbers: what was sampled; T = H * D for one token a number, in time-major order."""
+    """int64 [T] ids or float32 [T] numbers that were sampled; T = H * D for one token a number, in time-major order."""
 
     log_probs: np.ndarray
     """float32 [T], natural log of each token's probability under the weights that acted, after temperature."""
 
     weight_version: int
-    """Number of updates applied to the weights that acted; stamped by the engine. Of the oldest token, where they differ."""
+    """Number of updates applied to the weights that acted, set by the engine; that of the oldest token if they differ."""
 
     weight_versions: np.ndarray | None = None
-    """int64 [T], of each token, from an engine whose weights may change between two tokens of one answer."""
+    """int64 [T], weight version of each token, from an engine whose weights may change within an answer."""
 
     temperature: float | None = None
-    """Of `log_probs`, noted by the policy that an agent is handed; None: that of the episode's own sampling."""
+    """Temperature of `log_probs`, recorded by the policy that an agent gets; None: that of the episode's own sampling."""
 
 
 class ChunkOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """What one action chunk did to the environment."""
+    """The result of one action chunk in the environment."""
 
     observation: Observation
-    """After the last executed row."""
+    """Observation after the last executed row."""
 
     rewards: np.ndarray
-    """float32 [N], one for each executed control step, 1 <= N <= H; N < H only where the episode ended."""
+    """float32 [N], one for each executed control step, 1 <= N <= H; N < H only if the episode ended."""
 
     terminated: bool
     truncated: bool
     info: Info
 
     frames: np.ndarray | None = None
-    """uint8 [n, S, S, 3], what the environment renders (LIBERO: its fixed camera) after every k-th control step of the
-    episode, for those that fell into this chunk; None where none did or none was asked for."""
+    """uint8 [n, S, S, 3], the environment's rendering (LIBERO: its fixed camera) after every k-th control step of the
+    episode, for those steps that are in this chunk; None if there are none or none were requested."""
 
     frames_key: str | None = None
-    """Observation key whose picture that is, such as `image`; None where the environment does not say."""
+    """Observation key of that image, such as `image`; None if the environment does not name it."""
 
 
 class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """One decision: what the policy saw, what it answered, and the rewards of the rows that ran."""
+    """One decision: the policy's observation, its answer, and the rewards of the rows that ran."""
 
     observation: Observation
     chunk: ActionChunk
@@ -111,10 +111,10 @@ class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """`ChunkOutcome.frames` of this chunk."""
 
     frames_key: str | None = None
-    """`ChunkOutcome.frames_key`: which picture of the observation the frames show."""
+    """`ChunkOutcome.frames_key`: the observation key whose image the frames show."""
 
     agent: str = DEFAULT_AGENT
-    """Who decided, where several agents share an episode."""
+    """The agent that decided, if several share an episode."""
 
     @property
     def num_executed(self) -> int:
@@ -134,12 +134,12 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     @property
     def is_success(self) -> bool:
-        """True where the task was solved."""
+        """Whether the task was solved."""
         return self.stop_reason.is_success
 
     @property
     def is_success_known(self) -> bool:
-        """Whether the episode ended with a verdict: its info has the key `is_success`, or the agent says so itself."""
+        """Whether success is known: the info has the key `is_success`, or the stop reason is a success."""
         return self.is_success or "is_success" in self.info
 
     @property
@@ -149,12 +149,12 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     @property
     def undiscounted_return(self) -> float:
-        """Sum of the environment's rewards, to all agents."""
+        """Sum of the environment's rewards for all agents."""
         return float(sum(float(step.rewards.sum()) for step in self.steps))
 
     @property
     def returns_by_agent(self) -> dict[str, float]:
-        """The same for each agent that decided something, by name, in order of their first decisions."""
+        """Return the same for each agent with a decision, by name, in order of their first decisions."""
         earned: dict[str, float] = {}
         for step in self.steps:
             earned[step.agent] = earned.get(step.agent, 0.0) + float(step.rewards.sum())
@@ -184,7 +184,7 @@ class Group(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True)
 
     @property
     def task(self) -> str:
-        """The one task of all members."""
+        """The task of all members."""
         return self.trajectories[0].episode.task
 
     @property
