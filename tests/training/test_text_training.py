@@ -154,6 +154,6 @@ async def test_wandb_that_is_not_installed_is_said_before_anything_starts(
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = config_of(tmp_path, "grpo", updates=1)
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, wandb_project="robots"))
-    with pytest.raises(ConfigError, match=r"install vla_rl\[wandb\] or leave the project out"):
+    with pytest.raises(ConfigError, match=r"install vla_rl\[wandb\] or omit the project"):
         await run(config)
     assert os.listdir(tmp_path) == []

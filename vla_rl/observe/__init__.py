@@ -1,4 +1,4 @@
-"""What a run shows and leaves behind: its directory, metrics, a live view, videos, a summary, a memory estimate."""
+"""The output of a run: its directory, metrics, a live view, videos, a summary, a memory estimate."""
 
 from vla_rl.observe.live_view import LiveView, update_line
 from vla_rl.observe.memory import GpuMemory, MemoryItem, available_bytes, gpu_memory, memory_table, resident_bytes

@@ -15,16 +15,16 @@ MARGIN = 4
 
 
 def with_caption(image: NDArray[np.uint8], title: str, status: str) -> NDArray[np.uint8]:
-    """The image with text on black below it: two lines of title and one of status.
+    """Add text on black below an image: two lines of title and one of status.
 
     Args:
         image: uint8 [H, W, 3].
-        title: wrapped to the width and cut off after its lines; characters outside ASCII are shown as '?'.
+        title: wrapped to the width and cut off after two lines; characters outside ASCII are shown as '?'.
         status: the last line, cut off at the width.
 
-    Returns: uint8 [H', W', 3] with even H' and W', as video codecs want; the same for every text.
+    Returns: uint8 [H', W', 3] with even H' and W', as video codecs require; the size does not depend on the text.
     """
-    import cv2  # slow to import, needed only where videos are written
+    import cv2  # slow to import, needed only to write videos
 
     factor = max(1, -(-MIN_SIDE // min(image.shape[:2])))
     large = image.repeat(factor, axis=0).repeat(factor, axis=1)

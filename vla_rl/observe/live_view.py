@@ -1,7 +1,7 @@
-"""The run as a person sees it: a live table in a terminal, one line an update anywhere else.
+"""The live view of a run: a table in a terminal, one line an update anywhere else.
 
 In a terminal a thread of rich's renders a few times a second; the loop only changes counters. Elsewhere `after_update`
-prints one line. If an environment never reports success, one more line says so, once.
+prints one line. If an environment never reports success, one more line reports that, once.
 """
 
 import datetime
@@ -20,17 +20,17 @@ from vla_rl.observe.progress import RunProgress, Snapshot, TaskTally
 
 MAX_WAITS = 5
 MAX_TASKS = 3
-"""Tasks that the line about unknown success names."""
+"""Most tasks that the line about unknown success names."""
 
 
 class LiveView:
-    """Shows `progress` while the context is open; what others print meanwhile appears above it.
+    """Shows `progress` while the context is open; other output appears above it.
 
     Args:
-        progress: what to show.
-        console: where to show it; None is standard output.
+        progress: the progress to show.
+        console: the console to show it on; None: standard output.
         refresh_hz: renderings a second in a terminal.
-        waits: gives who waits for whom, the longest first.
+        waits: returns the waits of the run, the longest first.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LiveView:
             self._live.stop()
 
     def after_update(self) -> None:
-        """Print the line of an update, except in a terminal, where the table shows it; and, once, what is not known."""
+        """Print the line of an update, unless a terminal's table shows it, and once the tasks whose success is unknown."""
         snapshot = self._progress.snapshot()
         if self._live is None:
             self._console.print(Text(update_line(snapshot)), soft_wrap=True)
@@ -71,7 +71,7 @@ class LiveView:
 
 
 def update_line(snapshot: Snapshot) -> str:
-    """One update in one line, for logs."""
+    """Format one update in one line, for logs."""
     parts = [
         f"update {snapshot.update}/{snapshot.num_updates}",
         f"episodes {snapshot.num_episodes}",
@@ -88,7 +88,7 @@ def update_line(snapshot: Snapshot) -> str:
 
 
 def unknown_success(tasks: Mapping[str, TaskTally]) -> str | None:
-    """The line that names the tasks whose success is not known, and the remedy; None if there are none."""
+    """Return the line that names the tasks whose success is unknown, and the remedy; None if there are none."""
     unknown = [task for task, tally in tasks.items() if not tally.is_success_known]
     if not unknown:
         return None
@@ -96,13 +96,13 @@ def unknown_success(tasks: Mapping[str, TaskTally]) -> str | None:
         f" and {len(unknown) - MAX_TASKS} more" if len(unknown) > MAX_TASKS else ""
     )
     return (
-        f"success is shown as '-': no episode of {named} has had 'is_success' in its info so far; judge the run by its "
+        f"success is shown as '-': no episode of {named} has had 'is_success' in its info so far; watch its "
         "return, or set info['is_success'] in the environment's last step (train_toy: --success-return)"
     )
 
 
 def live_table(snapshot: Snapshot, waits: Sequence[Wait], now_s: float) -> Group:
-    """The whole view: progress bar, figures, nodes of the last update, and who waits for whom."""
+    """Return the whole view: progress bar, figures, nodes of the last update, and current waits."""
     figures = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=max(snapshot.num_updates, 1), completed=snapshot.update, width=40)
     figures.add_row("update", f"{snapshot.update}/{snapshot.num_updates}", bar)
@@ -132,12 +132,12 @@ def _node_table(snapshot: Snapshot) -> Table:
 
 
 def share(value: float | None) -> str:
-    """A share in per cent, or a dash."""
+    """Format a share in per cent; None is a dash."""
     return "-" if value is None else f"{value:.0%}"
 
 
 def figure(value: float | None) -> str:
-    """A number with four significant digits, or a dash."""
+    """Format a number with four significant digits; None is a dash."""
     return "-" if value is None else f"{value:,.4g}"
 
 

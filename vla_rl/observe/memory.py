@@ -1,4 +1,4 @@
-"""How much memory there is, and how much a run will take: what `--dry-run` prints before anything starts."""
+"""The memory that is available, and an estimate of what a run needs; `--dry-run` prints both before anything starts."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryItem:
-    """One line of an estimate: so many things of so many bytes each."""
+    """One line of an estimate: a number of objects, and the bytes of each."""
 
     name: str
     bytes_each: int
@@ -21,7 +21,7 @@ class MemoryItem:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all the objects."""
         return self.bytes_each * self.count
 
 
@@ -35,12 +35,12 @@ class GpuMemory:
 
 
 def available_bytes() -> int:
-    """Main memory that new processes can get without swapping."""
+    """Return the bytes of main memory that new processes can get without swapping."""
     return int(psutil.virtual_memory().available)
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Resident memory of a process (None: this one) and its descendants; pages that they share count once for each."""
+    """Return the resident bytes of a process (None: this one) and its descendants; shared pages count for each."""
     process = psutil.Process(pid)
     total = 0
     for member in (process, *process.children(recursive=True)):
@@ -52,7 +52,7 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 def gpu_memory() -> list[GpuMemory]:
-    """Memory of each NVIDIA GPU as `nvidia-smi` sees it; empty where there is none."""
+    """Return the memory of each NVIDIA GPU as `nvidia-smi` reports it; empty if there is none."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
@@ -64,7 +64,7 @@ def gpu_memory() -> list[GpuMemory]:
 
 
 def parse_gpu_memory(text: str) -> list[GpuMemory]:
-    """Read lines of `name, MiB in all, MiB free`; a GPU that does not tell its memory is left out."""
+    """Parse lines of `name, MiB in all, MiB free`; a GPU that does not report its memory is left out."""
     gpus = []
     for line in text.splitlines():
         name, _, numbers = line.partition(", ")
@@ -75,7 +75,7 @@ def parse_gpu_memory(text: str) -> list[GpuMemory]:
 
 
 def memory_table(title: str, items: Sequence[MemoryItem], available: int) -> Table:
-    """An estimate as a table: each item, the sum, and what is available, marked where the sum does not fit."""
+    """Return an estimate as a table: each item, the sum, and the available memory, marked if the sum does not fit."""
     total = sum(item.total_bytes for item in items)
     table = Table("what", "each", "count", "GiB", title=title, show_footer=True)
     for item in items:

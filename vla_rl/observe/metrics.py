@@ -1,7 +1,7 @@
-"""Numbers of a run, by update, to every place that keeps them.
+"""Metrics of a run, by update, written to each of its sinks.
 
-Keys read like paths: `rollout/success_rate`, `train/loss`, `env/steps_per_s`, `time/update_s`. A sink that fails is
-reported once; what it missed waits and is written when it works again: a full disk costs the run nothing.
+Keys read like paths: `rollout/success_rate`, `train/loss`, `env/steps_per_s`, `time/update_s`. A sink that fails is reported
+once; the metrics it missed are kept and written when it works again, so a full disk does not stop the run.
 """
 
 import logging
@@ -26,14 +26,14 @@ _KEY = re.compile(r"[^/]+(/[^/]+)+")
 
 
 class Sink(Protocol):
-    """A place that keeps metrics. `write` may raise anything; after an OSError the same update is tried again later."""
+    """A destination of metrics. `write` may raise any error; after an OSError the same update is tried again later."""
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """Keep the values of one update, all or none."""
+        """Write the values of one update, all or none."""
         ...
 
     def close(self) -> None:
-        """Bring what was written to safety and let go of files and connections."""
+        """Flush what was written, and close files and connections."""
         ...
 
 
@@ -42,7 +42,7 @@ class Measured(msgspec.Struct, frozen=True):
 
     update: int
     wall_time_s: float
-    """Seconds since 1970."""
+    """Time of the update, in seconds since 1970."""
 
     values: dict[str, float]
 
@@ -51,8 +51,8 @@ class MetricLog:
     """Writes each update's metrics to all sinks. Use as a context manager, from one thread; a write takes about 1 ms.
 
     Args:
-        sinks: where metrics go.
-        lines: the file of record: `secured` looks after its lines. Not one of `sinks`.
+        sinks: the destinations of the metrics.
+        lines: the file of record, whose lines `secured` syncs. Not one of `sinks`.
     """
 
     def __init__(self, sinks: Sequence[Sink], lines: JsonlSink | None = None) -> None:
@@ -62,11 +62,11 @@ class MetricLog:
 
     @classmethod
     def open(cls, run: RunDirectory, wandb_project: str | None = None, *, resumed_at: int | None = None) -> "MetricLog":
-        """The log of a run: `metrics.jsonl`, TensorBoard and, if a project is named, Weights & Biases.
+        """Open the log of a run: `metrics.jsonl`, TensorBoard and, if a project is named, Weights & Biases.
 
-        A run that was resumed at an update makes the later ones anew: their lines are set aside first.
+        A run that was resumed at an update repeats the later ones: their old lines are set aside first.
 
-        Raises: ConfigError if wandb is asked for and not installed; OSError if lines cannot be set aside.
+        Raises: ConfigError if a wandb project is named and wandb is not installed; OSError if lines cannot be set aside.
         """
         if resumed_at is not None:
             set_aside_lines(run.metrics, partial(_is_of, last=resumed_at))
@@ -82,9 +82,9 @@ class MetricLog:
         self.close()
 
     def write(self, update: int, values: Mapping[str, float]) -> None:
-        """Keep the metrics of one update; anything that `float` takes is a value.
+        """Write the metrics of one update; values are anything that `float` accepts.
 
-        Raises: ConfigError for a key without a namespace; the others are kept, so that the update has its line.
+        Raises: ConfigError for a key without a namespace; the other metrics are written, so that the update has its line.
         """
         known = {key: float(value) for key, value in values.items() if _KEY.fullmatch(key)}
         measured = Measured(update, time.time(), known)
@@ -97,9 +97,9 @@ class MetricLog:
                 )
 
     def secured(self) -> bytes:
-        """Bring the lines so far to the disk itself; gives those that found no place in the file, as lines.
+        """Sync the lines so far to disk. Return the lines that could not be written to the file.
 
-        A checkpoint that holds them is whole: every update in it has its line somewhere on disk.
+        A checkpoint that holds these is complete: every update in it has its line somewhere on disk.
         """
         assert self._file is not None
         assert self._lines is not None
@@ -111,7 +111,7 @@ class MetricLog:
         return b"".join(as_line(each.update, each.wall_time_s, each.values) for each in self._lines.waiting)
 
     def add_missing(self, lines: bytes, path: Path) -> None:
-        """Write those `lines`, as `secured` gave them, whose updates the file of record at `path` does not hold."""
+        """Write those of `lines`, as `secured` returned them, whose updates are missing in the file of record at `path`."""
         assert self._lines is not None
         present = {line["update"] for line in read_metrics(path)} if path.exists() else set()
         for line in lines.splitlines():
@@ -121,7 +121,7 @@ class MetricLog:
                 self._lines.put(f"update {update}", Measured(update, wall_time_s, values))
 
     def close(self) -> None:
-        """Write what waits, and close all sinks; one that fails to close is reported."""
+        """Write the metrics that wait, and close all sinks; a sink that fails to close is reported."""
         while self._outlets:
             self._outlets.pop().close()
 
@@ -135,9 +135,9 @@ def _write(sink: Sink, measured: Measured) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, one an update, in order of updates; of two lines of one update the later counts.
+    """Read the lines of a `metrics.jsonl`, one an update, in order of updates; the later of two lines of one update counts.
 
-    A line that cannot be read is left out; one warning counts them.
+    Lines that cannot be read are left out, with one warning that counts them.
     """
     by_update: dict[int, dict[str, Any]] = {}
     num_damaged = 0
@@ -148,7 +148,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         else:
             by_update[values["update"]] = values
     if num_damaged:
-        logger.warning("%s: %d lines are not the metrics of an update, and are left out", path, num_damaged)
+        logger.warning("%s: %d lines are not the metrics of an update and are left out", path, num_damaged)
     return [by_update[update] for update in sorted(by_update)]
 
 
@@ -158,10 +158,10 @@ def _is_of(line: bytes, last: int) -> bool:
 
 
 def _values_in(line: bytes) -> dict[str, Any] | None:
-    """The metrics in a line; None if it is damaged."""
+    """Return the metrics in a line; None if it is damaged."""
     try:
         values = msgspec.json.decode(line, type=dict[str, Any])
-    except (ValueError, RecursionError):  # no JSON object, or bytes that are no text
+    except (ValueError, RecursionError):  # not a JSON object, or not UTF-8
         return None
     is_number = all(value is None or isinstance(value, int | float) for value in values.values())
     return values if is_number and type(values.get("update")) is int else None

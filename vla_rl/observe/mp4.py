@@ -1,4 +1,4 @@
-"""Frames to an mp4 file, by the ffmpeg that imageio-ffmpeg ships."""
+"""Write frames to an mp4 file with the ffmpeg that imageio-ffmpeg ships."""
 
 import contextlib
 import subprocess
@@ -15,18 +15,18 @@ def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: fl
     Args:
         path: the file; overwritten.
         frames: uint8 [H, W, 3], all of one size, H and W even; at least one.
-        frames_per_s: speed of the video.
+        frames_per_s: frame rate of the video.
 
-    Raises: ValueError for a frame of another size; OSError with ffmpeg's words where it fails.
+    Raises: ValueError for a frame of another size; OSError, with ffmpeg's output, if ffmpeg fails.
     """
-    from imageio_ffmpeg import get_ffmpeg_exe  # needed only where videos are written
+    from imageio_ffmpeg import get_ffmpeg_exe  # needed only to write videos
 
     first = next(frames)
     height, width, _ = first.shape
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{frames_per_s}", "-i", "-"]
     target = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-f", "mp4", str(path)]
     command = [get_ffmpeg_exe(), "-loglevel", "error", "-y", *source, *target]
-    # its own session: a Ctrl-C is for the run, which lets its videos be finished
+    # its own session: Ctrl-C stops the run, which then lets its videos finish
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as ffmpeg:
         try:
             _feed(ffmpeg, first, frames)
@@ -35,7 +35,7 @@ def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: fl
             ffmpeg.kill()
             assert ffmpeg.stdin is not None
             with contextlib.suppress(BrokenPipeError):
-                ffmpeg.stdin.close()  # what its buffer holds has no reader, which is not the error to tell
+                ffmpeg.stdin.close()  # flushing to a dead reader fails, and would hide ffmpeg's own error
             raise
     if ffmpeg.returncode != 0:
         raise OSError(
@@ -52,4 +52,4 @@ def _feed(ffmpeg: "subprocess.Popen[bytes]", first: NDArray[np.uint8], rest: Ite
                 raise ValueError(f"frame {index} is {frame.shape}, expected {first.shape} like the first.")
             ffmpeg.stdin.write(frame.tobytes())
     except BrokenPipeError:
-        return  # ffmpeg gave up; its exit code and words tell why
+        return  # ffmpeg failed; its exit code and output tell why

@@ -1,7 +1,7 @@
-"""Ways out of a run that may fail without ending it: the first of several failures is reported, and so is their end.
+"""Outputs of a run that may fail without ending it: the first of several failures is reported, and so is their end.
 
-A full disk is an outlet's business, never the run's. What an `Outlet` could not write waits in memory, in order, and is
-tried again with the next record; what a `FailureStreak` reports is lost, and the next one is tried.
+A full disk must never end a run. Records that an `Outlet` could not write wait in memory, in order, and are tried again with
+the next record. Things whose failure a `FailureStreak` reports are lost.
 """
 
 import logging
@@ -15,18 +15,18 @@ logger = logging.getLogger(__name__)
 RecordT = TypeVar("RecordT")
 
 MOST_WORDS: Final = 600
-"""Characters of a reason, such as ffmpeg's, that are shown."""
+"""Most characters of a reason, such as ffmpeg's output, that are shown."""
 
 MOST_WAITING: Final = 1000
-"""Records that wait at most: of an update's metrics about 10 MB."""
+"""Most records that wait; of metrics, these are about 10 MB."""
 
 
 class FailureStreak:
-    """Reports the first of several failures in a row in one line, counts them, and reports that they are over.
+    """Reports the first of several failures in a row in one line, counts them, and reports their end.
 
     Args:
-        what: what fails, as the subject of a sentence.
-        consequence: what becomes of the things that failed, as the end of a sentence.
+        what: the action that fails, as the subject of a sentence.
+        consequence: the consequence of a failure, as the end of a sentence.
     """
 
     def __init__(self, what: str, consequence: str) -> None:
@@ -36,7 +36,7 @@ class FailureStreak:
         """Failures so far."""
 
     def failed(self, which: str, error: BaseException) -> None:
-        """Note the failure of `which`, such as "update 3"."""
+        """Count the failure of `which`, such as "update 3"."""
         self.num_failed += 1
         self._num_in_a_row += 1
         if self._num_in_a_row == 1:
@@ -45,22 +45,22 @@ class FailureStreak:
             logger.warning("%s failed at %s: %s; %s", self._what, which, reason, self._consequence)
 
     def worked(self) -> None:
-        """Note a success."""
+        """Count a success."""
         if self._num_in_a_row > 0:
             logger.warning("%s works again, after %d failures", self._what, self._num_in_a_row)
             self._num_in_a_row = 0
 
 
 class Outlet(Generic[RecordT]):
-    """Hands records on in their order and never raises. What cannot be written (OSError) waits for the next record.
+    """Writes records in their order and never raises. A record that cannot be written (OSError) waits for the next one.
 
-    A record that fails in another way would fail again, and is left out. Use it from one thread at a time.
+    A record that fails with another error would fail again, and is left out. Use it from one thread at a time.
 
     Args:
-        name: what is written, for the warnings.
-        write: writes one record, whole or not at all.
-        close: lets go of files and connections.
-        most_waiting: records that wait at most; beyond them the oldest is left out.
+        name: the name of the output, for the warnings.
+        write: writes one record, completely or not at all.
+        close: closes files and connections.
+        most_waiting: most records that wait; beyond that the oldest is left out.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class Outlet(Generic[RecordT]):
     ) -> None:
         self._name, self._write, self._close, self._most_waiting = name, write, close, most_waiting
         self._waiting: deque[tuple[str, RecordT]] = deque()
-        self._late = FailureStreak(name, "it waits in memory, and is tried again with each one that follows")
+        self._late = FailureStreak(name, "it waits in memory and is tried again with the next one")
         self._lost = FailureStreak(name, "it is left out")
         self._is_overfull = False
 
     @property
     def waiting(self) -> list[RecordT]:
-        """Records that found no place yet, the oldest first."""
+        """Return the records that were not written yet, the oldest first."""
         return [record for _, record in self._waiting]
 
     def put(self, which: str, record: RecordT) -> None:
@@ -98,7 +98,7 @@ class Outlet(Generic[RecordT]):
                 )
 
     def flush(self) -> None:
-        """Write what waits, as far as it goes."""
+        """Write the records that wait, until one fails."""
         while self._waiting:
             which, record = self._waiting[0]
             try:
@@ -106,7 +106,7 @@ class Outlet(Generic[RecordT]):
             except OSError as error:
                 self._late.failed(which, error)
                 return
-            except Exception as error:  # whatever a back end raises, the run goes on without it
+            except Exception as error:  # a back end may raise any error; the run continues without it
                 self._lost.failed(which, error)
             else:
                 self._lost.worked()
@@ -115,7 +115,7 @@ class Outlet(Generic[RecordT]):
         self._is_overfull = False
 
     def close(self) -> None:
-        """Write what waits if there is room now, and close; what is lost for good is reported."""
+        """Write the records that wait, if there is room now, and close; records that are lost are reported."""
         self.flush()
         if self._waiting:
             logger.warning(

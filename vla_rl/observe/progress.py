@@ -1,6 +1,6 @@
-"""How far a run is: counters and rates that a view, a summary and the metrics read.
+"""The progress of a run: counters and rates for the live view, the summary and the metrics.
 
-Written by the loop, read by the thread that renders; every access takes one short lock. Knows no terminal.
+The loop writes it and the rendering thread reads it; every access takes one short lock. It does not depend on a terminal.
 """
 
 import threading
@@ -14,7 +14,7 @@ from vla_rl.types import Trajectory
 
 @dataclass(frozen=True)
 class TaskTally:
-    """Episodes of one task: how many solved it, and what they returned."""
+    """The number of episodes of one task, their successes and their returns."""
 
     num_episodes: int = 0
     num_successes: int = 0
@@ -22,7 +22,7 @@ class TaskTally:
     """Sum of the undiscounted returns."""
 
     is_success_known: bool = False
-    """Whether the info of any episode had the key `is_success`. Without it the other counts say nothing of success."""
+    """Whether the info of any episode had the key `is_success`. If not, the success counts mean nothing."""
 
     @property
     def success_rate(self) -> float | None:
@@ -36,11 +36,11 @@ class TaskTally:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> "TaskTally":
-        """The tally of one episode."""
+        """Return the tally of one episode."""
         return cls(1, int(trajectory.is_success), trajectory.undiscounted_return, trajectory.is_success_known)
 
     def __add__(self, other: "TaskTally") -> "TaskTally":
-        """Both tallies together."""
+        """Return the sum of both tallies."""
         return TaskTally(
             self.num_episodes + other.num_episodes,
             self.num_successes + other.num_successes,
@@ -51,32 +51,32 @@ class TaskTally:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment."""
+    """The state of a run at one moment."""
 
     num_updates: int
-    """Updates that the run is to reach."""
+    """Updates of the whole run."""
 
     update: int
-    """Updates applied so far, those before a resume included."""
+    """Updates applied so far, with those before a resume."""
 
     elapsed_s: float
     eta_s: float | None
-    """Time to go at the pace of the last updates; None before the first."""
+    """Remaining seconds at the speed of the last updates; None before the first."""
 
     num_episodes: int
     success_rate: float | None
-    """Over the most recent episodes of tasks whose success is known; None without any."""
+    """Success rate of the most recent episodes of tasks whose success is known; None if there are none."""
 
     mean_return: float | None
     """Mean undiscounted return of the most recent episodes; None before the first."""
 
     env_steps: int
     env_steps_per_s: float
-    """Over the last half minute."""
+    """Environment steps a second over the last 30 s."""
 
     policy_busy_share: float | None
     critical_path: str
-    """What bounded the last update."""
+    """The line that names the bottleneck of the last update."""
 
     node_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each node took in the last update."""
@@ -89,11 +89,12 @@ class RunProgress:
     """Counts a run from its first update to its last.
 
     Args:
-        num_updates: updates that the run is to reach.
+        num_updates: updates of the whole run.
         first_update: updates applied before a resume.
-        policy_busy_share: gives the share of recent time that the policy computed, in [0, 1]; called for each snapshot.
-        recent_episodes: how many episodes `success_rate` and `mean_return` look back.
-        rate_window_s: how far `env_steps_per_s` looks back.
+        policy_busy_share: returns the share of recent time in which the policy computed, in [0, 1]; called for each
+            snapshot.
+        recent_episodes: number of latest episodes in `success_rate` and `mean_return`.
+        rate_window_s: seconds over which `env_steps_per_s` is averaged.
         clock: seconds of a clock that never goes back.
     """
 
@@ -123,7 +124,7 @@ class RunProgress:
         self._tasks: dict[str, TaskTally] = {}
 
     def updates_begin(self) -> None:
-        """Count the time of updates from now on; a judge may have played before."""
+        """Count the time of updates from now on; an evaluation may have run before."""
         with self._lock:
             self._update_times_s = deque([self._clock()], maxlen=self._update_times_s.maxlen)
 
@@ -140,7 +141,7 @@ class RunProgress:
             self._forget_steps(now)
 
     def update_done(self, node_seconds: Mapping[str, float], critical_path: str) -> None:
-        """Count an applied update, with each node's seconds and the line that says what bounded it."""
+        """Count an applied update, with each node's seconds and the line that names its bottleneck."""
         with self._lock:
             self._update += 1
             self._update_times_s.append(self._clock())
@@ -150,7 +151,7 @@ class RunProgress:
                 self._total_node_seconds[node] = self._total_node_seconds.get(node, 0.0) + seconds
 
     def snapshot(self) -> Snapshot:
-        """The run now. Safe to call from any thread."""
+        """Return the state of the run now. Safe to call from any thread."""
         busy = self._policy_busy_share() if self._policy_busy_share is not None else None
         with self._lock:
             now = self._clock()

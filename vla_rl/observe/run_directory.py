@@ -1,15 +1,15 @@
-"""One folder for one run: what was asked for, with which software, and everything the run leaves behind.
+"""The folder of a run: its configuration, its software versions and all its output.
 
 <root>/<name>-<date>-<time>/
-    config.json        the resolved configuration, for `read_config`; config-2.json is that of the first resume with another
-    about.json         what results depend on besides
-    config.json.sha256 its digest, for `sha256sum -c`; config-2.json has one too
-    versions.json      Python, packages, commit, platform, command; versions-2.json is that of the first resume
-    metrics.jsonl      one line an update; metrics-undone.jsonl holds those of updates that a resume made anew
-    trace.json         timeline of the nodes, for Perfetto; a resumed run begins another file
+    config.json        the resolved configuration, for `read_config`; the first resume with a changed one adds config-2.json
+    about.json         further facts that results depend on
+    config.json.sha256 digest of config.json, for `sha256sum -c`; config-2.json has one too
+    versions.json      Python, packages, commit, platform, command; the first resume adds versions-2.json
+    metrics.jsonl      one line an update; metrics-undone.jsonl holds those of updates that a resume repeated
+    trace.json         timeline of the nodes, for Perfetto; a resumed run starts another file
     graph.txt          the graph of an update, as a tree
     report.html        all of it on one page, at the end
-    held_out.jsonl     one line a held-out episode, where they are played; strips/ shows them
+    held_out.jsonl     one line a held-out episode, if the run has any; strips/ shows them
     tensorboard/  checkpoints/  videos/
 """
 
@@ -32,12 +32,12 @@ CONFIG_FILE = "config.json"
 
 
 class RunDirectoryGone(VlaRlError):
-    """The folder of a run was removed while the run was on."""
+    """The folder of a run was removed during the run."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of one run. The folders exist; the parts of a run write the files."""
+    """The paths of one run. The folders exist; the components of the run write the files."""
 
     path: Path
 
@@ -45,11 +45,11 @@ class RunDirectory:
     def create(
         cls, root: Path, name: str, config: msgspec.Struct, about: Mapping[str, str] | None = None
     ) -> "RunDirectory":
-        """Make a new folder below `root` and write the configuration, the versions and `about` into it.
+        """Create a new folder below `root` and write the configuration, the versions and `about` into it.
 
         Two runs of one name in the same second get different folders, on shared file systems too.
 
-        Raises: ConfigError, before anything else has started, if the folder cannot be made or written.
+        Raises: ConfigError if the folder cannot be created or written.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise ConfigError(f"run name is {name!r}, expected letters, digits, '.', '_' and '-', as it names a folder")
@@ -64,7 +64,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: Path) -> "RunDirectory":
-        """Open the folder of an earlier run and note the versions that it goes on with.
+        """Open the folder of an earlier run and record the versions that it continues with.
 
         Raises: ConfigError if `path` is not the folder of a run, or cannot be written.
         """
@@ -79,7 +79,7 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> "RunDirectory":
-        """The folder of an earlier run, to look at. Raises: ConfigError if `path` is none; it names those beside it."""
+        """Open the folder of an earlier run for reading. Raises: ConfigError, with the runs beside it, if it is not one."""
         if not (path / CONFIG_FILE).is_file():
             others = sorted(folder.parent.name for folder in path.parent.glob(f"*/{CONFIG_FILE}"))
             found = f"runs in {path.parent} are: {', '.join(others)}" if others else f"{path.parent} holds no run"
@@ -87,7 +87,7 @@ class RunDirectory:
         return cls(path)
 
     def go_on_with(self, config: msgspec.Struct) -> None:
-        """Note the configuration of a resume, if it is not the one before. Raises: ConfigError if it cannot be written."""
+        """Record the configuration of a resume if it has changed. Raises: ConfigError if it cannot be written."""
         if self.config.read_bytes() == _as_json(config):
             return
         try:
@@ -96,23 +96,23 @@ class RunDirectory:
             raise ConfigError(_not_writable(self.path, error)) from error
 
     def is_there(self) -> bool:
-        """False once the folder was removed, or the file that made it the folder of a run."""
+        """Whether the folder and its configuration file still exist."""
         try:
             (self.path / CONFIG_FILE).stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # a disk that does not answer now may do so later
+        except OSError:  # a disk that does not respond now may respond later
             return True
         return True
 
     def make_again(self, config: msgspec.Struct) -> None:
-        """Make the folder anew after it was removed, with what a resume needs. Raises: OSError."""
+        """Create the folder again after it was removed, with all that a resume needs. Raises: OSError."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._begin(config)
 
     @property
     def config(self) -> Path:
-        """The resolved configuration as JSON, that of the last resume."""
+        """The resolved configuration as JSON; after resumes, that of the last one."""
         return self.path / (CONFIG_FILE if self._num_configs < 2 else f"config-{self._num_configs}.json")
 
     @property
@@ -121,11 +121,11 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def trace(self, first_update: int = 0) -> Path:
-        """Timeline of the nodes; a run that goes on from `first_update` begins a file of its own."""
+        """Return the path of the nodes' timeline; a run that continues from `first_update` has a file of its own."""
         return self.path / ("trace.json" if first_update == 0 else f"trace-from-{first_update:06d}.json")
 
     def new_trace(self, first_update: int) -> Path:
-        """The same, or with a number if an earlier attempt from the same update left one."""
+        """Return the same, with a number if an earlier attempt from the same update left a file."""
         path, number = self.trace(first_update), 1
         while path.exists():
             number += 1
@@ -168,17 +168,17 @@ def _as_json(config: msgspec.Struct) -> bytes:
 
 
 def require_writable(folder: Path) -> None:
-    """Raise ConfigError unless `folder`, or the nearest folder above it that exists, can be written."""
+    """Raise ConfigError unless `folder`, or its nearest existing parent, can be written."""
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"the run directory {folder} cannot be written ({above} is no folder that this user may write to); choose "
+            f"the run directory {folder} cannot be written ({above} is not a folder that this user may write to); choose "
             "another one."
         )
 
 
 def require_digest(path: Path, data: bytes) -> None:
-    """Compare what was read from `path` with the digest beside it; a file without one passes, as of an older run.
+    """Compare `data`, read from `path`, with the digest beside it; a file of an older run, without a digest, passes.
 
     Raises: ConfigError if they differ.
     """
@@ -191,7 +191,7 @@ def require_digest(path: Path, data: bytes) -> None:
         raise ConfigError(f"{beside} cannot be read: {error.strerror}") from error
     if not words or words[0] != hashlib.sha256(data).hexdigest().encode():
         raise ConfigError(
-            f"{path} is not what was written (its digest differs from {beside.name}): it was edited, or is damaged; give "
+            f"{path} is not what was written (its digest differs from {beside.name}): it was edited, or is damaged; pass "
             f"changes as options instead of editing it, or remove {beside.name} to accept the file as it is."
         )
 
@@ -201,7 +201,7 @@ def _digest_path(path: Path) -> Path:
 
 
 def _write_with_digest(path: Path, data: bytes) -> None:
-    # the digest second: a kill in between leaves a whole file without one, which is accepted
+    # the digest second: a kill in between leaves a complete file without a digest, which is accepted
     _digest_path(path).unlink(missing_ok=True)
     write_whole(path, data)
     write_whole(_digest_path(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())

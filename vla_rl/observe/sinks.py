@@ -1,4 +1,4 @@
-"""Where metrics go: a file of JSON lines, TensorBoard event files, Weights & Biases."""
+"""The sinks of metrics: a file of JSON lines, TensorBoard event files, Weights & Biases."""
 
 import io
 import itertools
@@ -15,29 +15,30 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import AppendedFile
 
 _EVENT_FILES: Final = itertools.count()
-"""Numbers that tell the event files of one process apart."""
+"""Numbers that distinguish the event files of one process."""
 
 
 class JsonlSink:
-    """One JSON object a line, each handed to the system at once, so that a crash loses none that was written.
+    """One JSON object a line. Each is passed to the operating system at once, so that a crash loses no written line.
 
-    Keys: `update`, `wall_time_s` (seconds since 1970) and the metrics; a value that is not finite is null. Appends to what
-    an earlier run left; half a line at its end, which a kill left, is cut off. A line that finds no room leaves no half.
+    Keys: `update`, `wall_time_s` (seconds since 1970) and the metrics; a value that is not finite is null. Appends to the
+    lines of an earlier run; an incomplete line at its end, which a kill left, is cut off. A line that does not fit on the
+    disk leaves nothing in the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = AppendedFile(path, lines=True)
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """Write one line. Raises: OSError if it could not be written; nothing of it is in the file then."""
+        """Write one line. Raises: OSError if it could not be written; the file then holds no part of it."""
         self._file.write(as_line(update, wall_time_s, values))
 
     def sync(self) -> None:
-        """Bring the lines to the disk itself. Raises: OSError."""
+        """Sync the lines to disk. Raises: OSError."""
         self._file.sync()
 
     def close(self) -> None:
-        """Bring the lines to the disk and close the file."""
+        """Sync the lines to disk and close the file."""
         try:
             self._file.sync()
         finally:
@@ -45,18 +46,19 @@ class JsonlSink:
 
 
 def as_line(update: int, wall_time_s: float, values: Mapping[str, float]) -> bytes:
-    """One line of `metrics.jsonl`, with its newline."""
+    """Return one line of `metrics.jsonl`, with its newline."""
     return msgspec.json.encode({"update": update, "wall_time_s": wall_time_s, **values}) + b"\n"
 
 
 class TensorBoardSink:
-    """Scalars as a TensorBoard event file, in tensorboard's own records; imports no torch and no tensorflow.
+    """Scalars in a TensorBoard event file, in TensorBoard's own records; imports neither torch nor tensorflow.
 
-    Each event is in the file when `write` returns, whole or not at all: a reader stops for good at half a record.
+    When `write` returns, the event is in the file completely or not at all, because a reader stops for good at an incomplete
+    record.
 
     Args:
-        folder: where the file is made, with the first event.
-        resumed_at: the update that a resumed run goes on from; what earlier files show of later ones is then hidden.
+        folder: the folder of the file, which is created with the first event.
+        resumed_at: the update that a resumed run continues from; TensorBoard then hides the later updates of earlier files.
     """
 
     def __init__(self, folder: Path, *, resumed_at: int | None = None) -> None:
@@ -88,7 +90,7 @@ class TensorBoardSink:
 class WandbSink:
     """Weights & Biases; needs the extra `vla_rl[wandb]`.
 
-    Raises: ConfigError where wandb is not installed.
+    Raises: ConfigError if wandb is not installed.
     """
 
     def __init__(self, project: str, run_name: str, config: Mapping[str, Any]) -> None:
@@ -99,24 +101,24 @@ class WandbSink:
         self._run.log({**values, "wall_time_s": wall_time_s}, step=update)
 
     def close(self) -> None:
-        """Upload the rest."""
+        """Upload the remaining metrics."""
         self._run.finish()
 
 
 def import_wandb(project: str) -> Any:
-    """The package, an extra that is imported only where it is asked for. Raises: ConfigError where it is not installed."""
+    """Import and return the package, an optional extra. Raises: ConfigError if it is not installed."""
     try:
         import wandb
     except ImportError as error:
         raise ConfigError(
             f"metrics should go to the wandb project {project!r}, but wandb is not installed; install vla_rl[wandb] or "
-            "leave the project out."
+            "omit the project."
         ) from error
     return wandb
 
 
 def _as_record(data: bytes) -> bytes:
-    """Data as a record of an event file: with its length and checksums."""
+    """Return data as a record of an event file, with its length and checksums."""
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     record = io.BytesIO()

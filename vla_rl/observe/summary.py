@@ -1,4 +1,4 @@
-"""The last page of a run: success and return by task, where the episodes went, where the time went."""
+"""The summary of a run: success and return by task, episodes by outcome, time by node."""
 
 from collections.abc import Mapping
 
@@ -10,12 +10,12 @@ from vla_rl.observe.progress import Snapshot, TaskTally
 
 
 def summary_tables(snapshot: Snapshot, num_filtered: int, dropped: Mapping[str, int]) -> Group:
-    """Tables of a run that has ended.
+    """Return the tables of a run that has ended.
 
     Args:
-        snapshot: the run at its end.
-        num_filtered: episodes played whose group was not kept.
-        dropped: episodes given up, by cause.
+        snapshot: the state of the run at its end.
+        num_filtered: episodes whose group was not kept.
+        dropped: dropped episodes, by cause.
     """
     return Group(_run_table(snapshot, num_filtered, dropped), _task_table(snapshot.tasks), _time_table(snapshot))
 
@@ -58,7 +58,7 @@ def _task_table(tasks: Mapping[str, TaskTally]) -> Table:
 
 
 def _outcomes(with_success: TaskTally, total: TaskTally) -> tuple[str, str, str]:
-    """Successes, their rate and the mean return; dashes for what is not known."""
+    """Return the successes, their rate and the mean return; unknown ones as dashes."""
     rate = with_success.success_rate
     successes = ("-", "-") if rate is None else (str(with_success.num_successes), f"{rate:.1%}")
     return *successes, figure(total.mean_return)

@@ -1,4 +1,4 @@
-"""Lines of a run that went back: what a resumed run makes anew leaves its file, and is kept beside it."""
+"""Lines that a resumed run undoes: they move from their file to one beside it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,9 @@ from vla_rl.observe.whole_file import write_whole
 
 
 def set_aside_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
-    """Move the lines that are not to stay, and half a line at the end, to `<name>-undone<suffix>`; nothing is deleted.
+    """Move the lines that are not kept, and an incomplete last line, to `<name>-undone<suffix>`; nothing is deleted.
 
-    Raises: OSError; the file is as it was then.
+    Raises: OSError; the file is then unchanged.
     """
     kept, undone = list[bytes](), list[bytes]()
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:

@@ -1,4 +1,4 @@
-"""What a run was made with, so that it can be made again."""
+"""Versions of the software of a run, so that it can be reproduced."""
 
 import datetime
 import importlib.metadata
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def versions() -> dict[str, Any]:
-    """Python, packages, commit of the code, platform, command and time, as plain values for JSON."""
+    """Return Python, packages, commit of the code, platform, command and time, as plain values for JSON."""
     return {
         "started_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -23,7 +23,7 @@ def versions() -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Commit of the git checkout around `folder`, with `-dirty` where files differ from it; None outside of one."""
+    """Return the commit of the git checkout around `folder`, with `-dirty` if files differ from it; None outside of one."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)

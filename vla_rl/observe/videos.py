@@ -1,4 +1,4 @@
-"""Videos of chosen episodes: the frames the policy saw, with the instruction and the outcome below them.
+"""Videos of chosen episodes: the policy's frames, with the instruction and the outcome below them.
 
 trajectories ─► VideoChoice: first success and first failure of a task every k updates ─► VideoRecorder's thread ─► mp4
 """
@@ -31,7 +31,7 @@ class VideoChoice:
         self._taken: set[tuple[str, bool]] = set()
 
     def choose(self, update: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-        """Those of `trajectories` that are the first of their task and outcome in the window of `update`."""
+        """Return those of `trajectories` that are the first of their task and outcome in the window of `update`."""
         window = update // self._every_updates
         if window != self._window:
             self._window, self._taken = window, set()
@@ -44,16 +44,16 @@ class VideoChoice:
         return chosen
 
     def give_back(self, trajectory: Trajectory) -> None:
-        """It was chosen and not kept: the next one of its kind in this window is chosen in its place."""
+        """Undo the choice of a trajectory that was not written: the window's next one of its kind replaces it."""
         self._taken.discard((trajectory.episode.task, trajectory.is_success))
 
 
 class VideoRecorder:
     """Writes chosen trajectories in a thread of its own. Use as a context manager; leaving it waits for the last video.
 
-    `offer` never waits: while `max_pending` videos are unwritten, further ones are left out, counted in `num_left_out`, and
-    later episodes of their kind take their place. A video that cannot be written is counted in `num_failed`, the first
-    of several in a row is reported, and a later episode of its kind is tried.
+    `offer` never waits: while `max_pending` videos are unwritten, further ones are left out and counted in `num_left_out`,
+    and later episodes of their kind replace them. A video that cannot be written is counted in `num_failed`, the first of
+    several in a row is reported, and a later episode of its kind is tried.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class VideoRecorder:
         self.close()
 
     def offer(self, update: int, trajectories: Sequence[Trajectory]) -> None:
-        """Write those of `trajectories` that are chosen, soon, in the recorder's thread."""
+        """Choose among `trajectories`, and queue the chosen ones to be written in the recorder's thread."""
         for trajectory in self._choice.choose(update, trajectories):
             if not self._room.acquire(blocking=False):
                 self.num_left_out += 1
@@ -111,19 +111,19 @@ class VideoRecorder:
 
 
 def video_name(update: int, trajectory: Trajectory) -> str:
-    """`update_00012_libero_goal-3_success_episode_345.mp4`."""
+    """Return a file name such as `update_00012_libero_goal-3_success_episode_345.mp4`."""
     task = re.sub(r"[^A-Za-z0-9._]+", "-", trajectory.episode.task)
     outcome = "success" if trajectory.is_success else "failure"
     return f"update_{update:05d}_{task}_{outcome}_episode_{trajectory.episode.episode_id}.mp4"
 
 
 def write_video(path: Path, trajectory: Trajectory, image_key: str = "image", frames_per_s: float = 5.0) -> None:
-    """Write one trajectory as mp4 (H.264): one frame for each decision and the final one, which stays for a second.
+    """Write one trajectory as mp4 (H.264): one frame for each decision, and the final frame for a second.
 
-    Blocks while ffmpeg encodes; call it from a thread. `path` appears only when it is whole.
+    Blocks while ffmpeg encodes; call it from a thread. `path` appears only when the file is complete.
 
-    Raises: ValueError naming the episode where its observations have no images or change their size; OSError where
-    ffmpeg cannot write.
+    Raises: ValueError, naming the episode, if its observations have no images or change their size; OSError if ffmpeg
+    cannot write.
     """
     part = path.with_suffix(".part.mp4")
     try:
@@ -134,7 +134,7 @@ def write_video(path: Path, trajectory: Trajectory, image_key: str = "image", fr
 
 
 def _captioned_frames(trajectory: Trajectory, image_key: str, hold: int) -> Iterator[NDArray[np.uint8]]:
-    """Each observation as a frame; the final one `hold` times more."""
+    """Yield each observation as a frame; the final one `hold` times more."""
     observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
     episode = trajectory.episode
     for index, observation in enumerate(observations):
@@ -142,7 +142,7 @@ def _captioned_frames(trajectory: Trajectory, image_key: str, hold: int) -> Iter
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             raise ValueError(
                 f"episode {episode.episode_id} has no uint8 [H, W, 3] {image_key!r} in observation {index}, only "
-                f"{sorted(observation)}; expected frames to make a video of."
+                f"{sorted(observation)}; a video needs these frames."
             )
         is_last = index == len(observations) - 1
         moment = trajectory.stop_reason.value if is_last else f"{index + 1}/{len(trajectory.steps)}"
