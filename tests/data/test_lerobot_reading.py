@@ -88,7 +88,7 @@ def test_frames_of_videos_are_cut_out_of_one_file_for_several_episodes(tmp_path:
     assert np.abs(second.frames["image"](1).astype(int) - 120).max() <= 6
     known = (tmp_path / "meta/episodes/chunk-000/file-000.parquet").read_bytes()
     pq.write_table(pa.Table.from_pylist(about[:1]), tmp_path / "meta/episodes/chunk-000/file-000.parquet")
-    with pytest.raises(DataError, match=r"meta/episodes does not say 'videos/.*/chunk_index' of episode 1"):
+    with pytest.raises(DataError, match=r"meta/episodes has no 'videos/.*/chunk_index' for episode 1"):
         read_lerobot(tmp_path)
     (tmp_path / "meta/episodes/chunk-000/file-000.parquet").write_bytes(known)
     path.write_bytes(path.read_bytes()[:600])
@@ -125,7 +125,7 @@ def test_every_camera_and_every_vector_of_numbers_is_read_and_the_rest_is_said(
     assert "head" not in second.observation(1, cameras=("image",))
     assert set(observation) == {"image", "wrist_image", "head", "state", "force", "buttons", "instruction"}
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("vla_rl")]
-    assert "left out are depth, words" in line
+    assert "left out: depth, words" in line
 
 
 def test_an_image_that_is_no_picture_is_refused(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_two_features_of_one_name_are_refused(tmp_path: Path) -> None:
     force = {"dtype": "float32", "shape": [3], "names": None}
     twice = {"observation.front": force, "observation.images.front": FEATURES["observation.images.image"]}
     published(tmp_path, features={**FEATURES, **twice})
-    with pytest.raises(DataError, match="are both called 'front' here"):
+    with pytest.raises(DataError, match="would both be named 'front'"):
         read_lerobot(tmp_path)
 
 
@@ -245,7 +245,7 @@ def other_task(rows: list[dict[str, Any]]) -> None:
         (not_a_number, r"'action' is not a finite number in row 6 \(episode 1, frame 3\)"),
         (plain_action, r"'action' holds double, expected lists of 7 numbers"),
         (frame_lost, r"row 1 \(episode 0, frame 2\) is out of order, expected frame 1"),
-        (episode_lost, r"says 2 episodes, the data files hold 1; episode 1 is the first that is not there"),
+        (episode_lost, r"lists 2 episodes, the data files hold 1; episode 1 is the first that is missing"),
         (other_task, r"row 3 \(episode 1, frame 0\) has task 9, which meta/tasks does not name"),
     ],
 )
@@ -282,7 +282,7 @@ def test_fields_with_unusual_names_can_be_named(tmp_path: Path) -> None:
             row["observation.images.front"] = row.pop("observation.images.image")
 
     change_rows(tmp_path, rename)
-    with pytest.raises(DataError, match=r"has no pictures 'image', .* say which feature it is with fields"):
+    with pytest.raises(DataError, match=r"has no pictures 'image', .* set fields = .* to its feature"):
         read_lerobot(tmp_path)[0].observation(0, cameras=("image",))
     (episode, _) = read_lerobot(tmp_path, fields={"image": "observation.images.front"})
     assert np.array_equal(episode.frames["image"](0), frames(0, 3)[0])

@@ -61,7 +61,7 @@ def test_a_field_that_is_too_short_is_named(field: str, tmp_path: Path) -> None:
 
 def test_a_demonstration_of_one_action_has_nothing_to_teach(tmp_path: Path) -> None:
     hdf5(tmp_path / "x_demo.hdf5", {"demo_0": actions((MOVE, -1))})
-    with pytest.raises(DataError, match="has no action with something seen before it but idle ones"):
+    with pytest.raises(DataError, match="has no usable action: all are idle"):
         read_hdf5(tmp_path / "x_demo.hdf5")
 
 
@@ -181,7 +181,7 @@ def test_openvla_s_gripper_is_turned_into_libero_s_and_never_mistaken_for_it(tmp
     openvla = np.full((2, 7), 0.5, np.float32)
     openvla[:, -1] = [1.0, 0.0]  # open, close
     save_recording(tmp_path / "0000.npz", action=openvla)
-    with pytest.raises(DataError, match=r"lie in \[0, 1\], expected -1 where it opens; .* gripper = 'openvla'"):
+    with pytest.raises(DataError, match=r"are in \[0, 1\], expected -1 to open; .* gripper = 'openvla'"):
         open_dataset(tmp_path)
     (episode,) = open_dataset(tmp_path, DatasetOptions(gripper="openvla"))
     assert episode.actions[:, -1].tolist() == [-1.0, 1.0]
@@ -193,7 +193,7 @@ def test_openvla_s_gripper_is_turned_into_libero_s_and_never_mistaken_for_it(tmp
 def test_a_last_number_that_is_no_gripper_is_left_as_it_is(tmp_path: Path) -> None:
     joints = np.full((2, 7), 0.5, np.float32)
     save_recording(tmp_path / "0000.npz", action=joints)
-    with pytest.raises(DataError, match=r"those whose last number is no gripper need 'none'"):
+    with pytest.raises(DataError, match=r"or 'none' if the last number is not a gripper"):
         open_dataset(tmp_path)
     (episode,) = open_dataset(tmp_path, DatasetOptions(gripper="none"))
     assert episode.actions[:, -1].tolist() == [0.5, 0.5]

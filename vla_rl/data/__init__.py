@@ -1,11 +1,11 @@
-"""Data sets of robot episodes: three layouts to read, one to write, one form in memory. No torch.
+"""Data sets of robot episodes: three layouts to read, one to write, one representation in memory. No torch.
 
     LIBERO's HDF5 ──┐
     LeRobotDataset ─┼─► open_dataset ─► RecordedEpisode ─► statistics_of, imitation
     our own .npz  ──┘                        │
                        any run's episodes ───┴─► LeRobotWriter ─► LeRobotDataset v3.0
 
-Frames stay on disk, encoded as they are, until somebody asks for one.
+Frames stay on disk, in their encoding, until one is read.
 """
 
 from vla_rl.data.episode import RecordedEpisode

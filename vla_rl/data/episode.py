@@ -1,4 +1,4 @@
-"""One recorded episode, whatever it was read from: what was seen before each control step, and the action taken there."""
+"""One recorded episode of any source: the observation before each control step, and the action taken."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
@@ -10,14 +10,14 @@ from vla_rl.errors import DataError
 from vla_rl.types import Observation
 
 FrameReader: TypeAlias = Callable[[int], np.ndarray]
-"""Control step to uint8 [H, W, 3], RGB, as `LiberoEnv` shows it; reads and decodes when it is called, in any thread."""
+"""Maps a control step to uint8 [H, W, 3], RGB, oriented as in `LiberoEnv`; reads and decodes when called, in any thread."""
 
 
 class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
-    """T control steps of one episode. Numbers are in memory, frames are read when they are asked for."""
+    """T control steps of one episode. Numbers are in memory, frames are read on demand."""
 
     name: str
-    """Which one it is, for people and for errors; unique in its data set."""
+    """Name of the episode in logs and errors; unique in its data set."""
 
     instruction: str
 
@@ -25,22 +25,22 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [T, D], in the environment's units: in LIBERO, gripper +1 closes and -1 opens."""
 
     vectors: Mapping[str, np.ndarray]
-    """Observation key to float32 [T, D], such as `state`: as of before each action."""
+    """Observation key, such as `state`, to float32 [T, D]: the values before each action."""
 
     frames: Mapping[str, FrameReader]
     """Observation key to its frames, such as `image` and `wrist_image`."""
 
     has_gripper: bool = True
-    """Whether the last number of an action is a gripper's; one that is alone never is."""
+    """Whether the last number of an action is a gripper command; never so for actions of one number."""
 
     rewards: np.ndarray | None = None
-    """float32 [T], earned by each action; None where the source has none."""
+    """float32 [T], reward of each action; None if the source has none."""
 
     is_success: bool | None = None
-    """Whether the task was solved; None where the source does not say."""
+    """Whether the task was solved; None if the source does not record it."""
 
     about: dict[str, str | int | float | bool] = {}
-    """What else is known of it, such as its task and initial state."""
+    """Further facts about the episode, such as its task and initial state."""
 
     def __post_init__(self) -> None:
         if self.actions.ndim != 2 or len(self.actions) == 0:
@@ -68,19 +68,19 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_steps(self) -> int:
-        """T."""
+        """Number of control steps, T."""
         return len(self.actions)
 
     def observation(self, step: int, cameras: Collection[str] | None = None) -> Observation:
-        """What a policy saw before the action of `step`; of its pictures those of some cameras, None for all.
+        """Return the observation before the action of `step`, with the images of the named cameras; None: all.
 
         Raises: DataError for a camera that it does not have.
         """
         lost = sorted(set(cameras or ()) - set(self.frames))
         if lost:
             raise DataError(
-                f"{self.name} has no pictures {lost[0]!r}, only {sorted(self.frames)}; take a data set with this camera or, "
-                f"where it has another name, say which feature it is with fields = {{{lost[0]!r}: ...}}."
+                f"{self.name} has no pictures {lost[0]!r}, only {sorted(self.frames)}; use a data set with this camera or, "
+                f"if it has another name, set fields = {{{lost[0]!r}: ...}} to its feature."
             )
         seen: Observation = {key: read(step) for key, read in self.frames.items() if cameras is None or key in cameras}
         seen |= {key: values[step] for key, values in self.vectors.items()}

@@ -1,20 +1,20 @@
 """LIBERO's demonstrations: one HDF5 file a task, `data/demo_0`, `data/demo_1` and so on, as its authors publish them.
 
-    actions                    [T, 7], as the environment takes them: gripper +1 closes, -1 opens
-    rewards                    [T], earned by each action
-    obs/agentview_rgb          uint8 [T, 128, 128, 3], upside down and mirrored: turned by 180 degrees here
+    actions                    [T, 7], in the environment's units: gripper +1 closes, -1 opens
+    rewards                    [T], of each action
+    obs/agentview_rgb          uint8 [T, 128, 128, 3], upside down and mirrored: rotated by 180 degrees here
     obs/eye_in_hand_rgb        the same for the camera in the hand
     obs/ee_pos, ee_ori         [T, 3] each, position (m) and axis times angle (rad)
     obs/gripper_states         [T, 2], finger joints (m)
 
-LIBERO's tools wrote each observation after the action of its own row. So the action of row t belongs with the observation of
-row t - 1, and the first action, before which nothing was written, is left out. Their files are known by what they say of
-themselves (attributes of `data`). OpenVLA's tools, which play them again, write the same fields and no attributes, and each
-observation before its action.
+LIBERO's tools wrote each observation after the action of its own row. So the action of row t is paired with the observation
+of row t - 1, and the first action, which has no observation before it, is left out. These files are recognised by attributes
+of `data`. OpenVLA's tools, which replay the demonstrations, write the same fields without attributes, and each observation
+before its action.
 
-Idle steps, in which the demonstrator paused, are left out, as OpenVLA's data have it: an action whose first six numbers
-have a norm below 1e-4 and whose gripper command is that of the last step kept. (OpenVLA's authors also played the rest again
-at 256 pixels and dropped what then failed; the frames here are those of the file.)
+Idle steps, in which the demonstrator paused, are left out as in OpenVLA's data: an action is idle if its first six numbers
+have a norm below 1e-4 and its gripper command is that of the last step kept. (OpenVLA's authors also replayed the remaining
+steps at 256 pixels and dropped the demonstrations that then failed; the frames here are those of the file.)
 """
 
 import json
@@ -30,7 +30,7 @@ from vla_rl.errors import DataError
 
 FIELDS: Final = ("actions", "obs/agentview_rgb", "obs/ee_pos", "obs/ee_ori", "obs/gripper_states")
 OF_LIBERO: Final = ("problem_info", "env_args", "bddl_file_name")
-"""What LIBERO's own tools note in the attributes of `data`, one or more of them."""
+"""Attributes of `data` of which LIBERO's own tools write one or more."""
 
 CAMERAS: Final = {"image": "obs/agentview_rgb", "wrist_image": "obs/eye_in_hand_rgb"}
 IDLE_NORM: Final = 1e-4
@@ -40,15 +40,15 @@ _SUFFIX = re.compile(r"_demo$")
 
 
 def read_hdf5(path: Path, *, keep_idle: bool = False) -> list[RecordedEpisode]:
-    """All demonstrations of a file, in order of their numbers; frames are read when they are asked for.
+    """Read all demonstrations of a file, in order of their numbers; frames are read on demand.
 
     Args:
-        path: such as `libero_object/pick_up_the_milk_and_place_it_in_the_basket_demo.hdf5`.
-        keep_idle: keep the steps in which nothing was commanded.
+        path: the file, such as `libero_object/pick_up_the_milk_and_place_it_in_the_basket_demo.hdf5`.
+        keep_idle: whether to keep idle steps.
 
-    Raises: DataError naming the file, the demonstration and the field that it lacks.
+    Raises: DataError, naming the file, the demonstration and the missing field.
     """
-    import h5py  # only where such files are read
+    import h5py  # needed only to read such files
 
     try:
         with h5py.File(path, "r") as file:
@@ -64,7 +64,7 @@ def read_hdf5(path: Path, *, keep_idle: bool = False) -> list[RecordedEpisode]:
 
 
 def is_idle(action: np.ndarray, last_kept: np.ndarray | None) -> bool:
-    """Whether an action [D] changes nothing, given the last one that was kept (None: there is none yet)."""
+    """Return whether an action [D] changes nothing, compared with the last one kept (None: there is none yet)."""
     moves = float(np.linalg.norm(action[:-1])) >= IDLE_NORM
     return not moves and (last_kept is None or action[-1] == last_kept[-1])
 
@@ -81,7 +81,7 @@ def _episode(path: Path, name: str, demo: Any, instruction: str, keep_idle: bool
     steps = np.arange(len(actions)) if keep_idle else _steps_that_move(actions)
     kept = steps[steps >= num_late]
     if len(kept) == 0:
-        raise DataError(f"{where} has no action with something seen before it but idle ones, expected a demonstration.")
+        raise DataError(f"{where} has no usable action: all are idle or lack an observation before them.")
     seen = kept - num_late
     state = np.concatenate([np.asarray(demo[field], np.float32) for field in FIELDS[2:]], axis=1)
     return RecordedEpisode(
@@ -117,7 +117,7 @@ def _frame(path: Path, dataset: str, rows: np.ndarray, step: int) -> np.ndarray:
 
 
 def _instruction(path: Path, attributes: Any) -> str:
-    """The task in words: from the file's own description, else from its name."""
+    """Return the task in words: from the file's own description, else from its name."""
     if "problem_info" not in attributes:
         return _SCENE_PREFIX.sub("", _SUFFIX.sub("", path.stem)).replace("_", " ")
     try:

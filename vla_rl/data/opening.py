@@ -1,4 +1,4 @@
-"""Opening a data set without being told which of the three layouts it has."""
+"""Open a data set and detect which of the three layouts it has."""
 
 import logging
 from collections import Counter
@@ -19,25 +19,25 @@ from vla_rl.types import Config
 _log = logging.getLogger(__name__)
 
 NEAR_AN_END: Final = 0.1
-"""What is this near to -1 or 1 may be a gripper's command."""
+"""Largest distance from -1 or 1 of a number that may be a gripper command."""
 
 
 class DatasetOptions(Config, frozen=True, kw_only=True):
-    """What a data set does not say of itself."""
+    """Settings for facts that a data set does not record."""
 
     gripper: Literal["signed", "openvla", "none"] = "signed"
-    """Of the last number of an action: `signed`, as LIBERO takes it (+1 closes, -1 opens); `openvla`, as data in RLDS form
-    have it after OpenVLA's transform (0 closes, 1 opens); `none`, where it is a number like the others."""
+    """Meaning of the last number of an action: `signed`, LIBERO's gripper command (+1 closes, -1 opens); `openvla`, that of
+    RLDS data after OpenVLA's transform (0 closes, 1 opens); `none`, a number like the others."""
 
     fields: dict[str, str] = msgspec.field(default_factory=dict)
-    """LeRobot only: which of its features is `image`, `wrist_image`, `state` or `action`, where their names are not the
+    """LeRobot only: the features of `image`, `wrist_image`, `state` or `action`. Needed only if their names are not the
     usual ones."""
 
     keep_idle: bool = False
-    """HDF5 only: keep steps in which nothing was commanded."""
+    """HDF5 only: keep idle steps, in which nothing was commanded."""
 
     max_episodes_per_task: int | None = None
-    """Use only the first so many episodes of each instruction."""
+    """Most episodes of each instruction; only the first ones are used. None: all."""
 
     def __post_init__(self) -> None:
         most = self.max_episodes_per_task
@@ -45,9 +45,9 @@ class DatasetOptions(Config, frozen=True, kw_only=True):
 
 
 def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[RecordedEpisode]:
-    """The episodes of a LeRobotDataset's folder, or of LIBERO's `.hdf5` or our `.npz` files, in a folder or alone.
+    """Read the episodes of a LeRobotDataset's folder, or of LIBERO's `.hdf5` or our `.npz` files, in a folder or alone.
 
-    Raises: DataError where it is none of these, is empty, lacks a field, or has another gripper convention than said.
+    Raises: DataError if the data set is none of these, is empty, lacks a field, or does not match `options.gripper`.
     """
     options = options if options is not None else DatasetOptions()
     episodes = _read(path, options)
@@ -92,23 +92,23 @@ def _first_of_each_task(episodes: Sequence[RecordedEpisode], most: int) -> list[
 
 
 def _signed(episodes: list[RecordedEpisode]) -> list[RecordedEpisode]:
-    """The same, refused where the gripper is never below 0: a hand that LIBERO's data show opening says -1 somewhere. An
-    action of one number has no gripper beside it."""
+    """Return the same episodes; raise DataError if the gripper is never below 0, because a gripper that opens in LIBERO's
+    data has commands of -1. An action of one number has no gripper."""
     if episodes[0].actions.shape[1] == 1:
         return episodes
     if min(float(episode.actions[:, -1].min()) for episode in episodes) >= 0.0 and any(
         float(episode.actions[:, -1].max()) > 0.0 for episode in episodes
     ):
         raise DataError(
-            f"the gripper commands of {episodes[0].name} and all others lie in [0, 1], expected -1 where it opens; "
-            "data in OpenVLA's convention need gripper = 'openvla', and those whose last number is no gripper need 'none'."
+            f"the gripper commands of {episodes[0].name} and all others are in [0, 1], expected -1 to open; use "
+            "gripper = 'openvla' for OpenVLA's convention, or 'none' if the last number is not a gripper."
         )
     commands = np.concatenate([episode.actions[:, -1] for episode in episodes])
     share = float((np.abs(np.abs(commands) - 1.0) > NEAR_AN_END).mean())
     if share > 0.5:
         _log.warning(
-            "the last number of %.0f %% of the actions is neither near -1 nor near 1, and is taken for a gripper's command; "
-            "where it is none, say so: gripper = 'none' (--data.gripper none).",
+            "the last number of %.0f %% of the actions is neither near -1 nor near 1, but is read as a gripper command; "
+            "if it is not one, set gripper = 'none' (--data.gripper none).",
             100.0 * share,
         )
     return episodes
@@ -119,7 +119,7 @@ def _with_signed_gripper(episode: RecordedEpisode) -> RecordedEpisode:
     if gripper.min() < 0.0 or gripper.max() > 1.0:
         raise DataError(
             f"{episode.name}: gripper commands go from {gripper.min():g} to {gripper.max():g}, expected 0 to 1 in OpenVLA's "
-            "convention; these look signed already."
+            "convention; these look signed: leave out gripper = 'openvla'."
         )
     actions = episode.actions.copy()
     actions[:, -1] = np.float32(1.0) - np.float32(2.0) * gripper

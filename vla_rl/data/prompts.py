@@ -1,9 +1,9 @@
-"""Rows of a prompt data set, from parquet or from jsonl: one question a row, with whatever its scorer needs.
+"""Rows of a prompt data set, from parquet or from jsonl: one question a row, with the fields that its scorer needs.
 
     questions.jsonl   {"prompt": "What is 6 x 7?", "answer": "42"}
     questions.parquet the same as columns
 
-Every row is checked when the file is opened, so that a run does not find out in its third hour that one has no answer.
+Every row is checked when the file is opened, so that a missing answer does not stop a run hours later.
 """
 
 import difflib
@@ -23,7 +23,7 @@ _OPENING: Final = threading.Lock()
 
 
 class PromptRows(Sequence[dict[str, Any]]):
-    """The rows of one file, in its order; parquet's stay columns until somebody asks for a row."""
+    """The rows of one file, in its order; parquet's stay columns until a row is read."""
 
     def __init__(self, table: pyarrow.Table | list[dict[str, Any]]) -> None:
         self._table = table
@@ -32,7 +32,7 @@ class PromptRows(Sequence[dict[str, Any]]):
         return len(self._table)
 
     def __getitem__(self, index: Any) -> Any:
-        """Row `index` as a dict; a slice gives a list of them."""
+        """Return row `index` as a dict; a slice returns a list of them."""
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
@@ -46,13 +46,13 @@ class PromptRows(Sequence[dict[str, Any]]):
 
 
 def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> PromptRows:
-    """The rows of a `.parquet` or `.jsonl` file; the same file is read once, from whatever thread.
+    """Read the rows of a `.parquet` or `.jsonl` file; the same file is read only once, from any thread.
 
     Args:
         path: the file.
-        fields: what each row must have, and not as null.
+        fields: fields that each row must have, with a value other than null.
 
-    Raises: DataError naming the file, the row (counted from 0) and the field.
+    Raises: DataError, naming the file, the row (counted from 0) and the field.
     """
     path = Path(path)
     if not path.is_file():
@@ -80,7 +80,9 @@ def _read(path: Path, fields: Sequence[str]) -> PromptRows:
 def _parquet(path: Path, fields: Sequence[str]) -> pyarrow.Table:
     try:
         table = pyarrow.parquet.read_table(path)
-        table.validate(full=True)  # a text column may hold any bytes, which is found out row by row otherwise
+        table.validate(
+            full=True
+        )  # a text column may hold any bytes, which would otherwise fail only when a row is read
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} is not a parquet file with texts in UTF-8: {error}; write it again.") from error
     for field in fields:
@@ -104,7 +106,7 @@ def _jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
                 continue
             try:
                 row = decoder.decode(line)
-            except (ValueError, RecursionError) as error:  # no JSON object, or bytes that are no text
+            except (ValueError, RecursionError) as error:  # not a JSON object, or not UTF-8
                 raise DataError(f"{path}: row {len(rows)} (line {number}) is not a JSON object: {error}") from error
             for field in fields:
                 if row.get(field) is None:

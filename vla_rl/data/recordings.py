@@ -13,7 +13,7 @@ _FRAMES = ("image", "wrist_image")
 
 
 def read_recording(path: Path) -> RecordedEpisode:
-    """Read one file, frames included. Raises: DataError naming the file and the array that it lacks."""
+    """Read one file, with its frames. Raises: DataError, naming the file and the missing array."""
     try:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             columns = {name: file[name] for name in file.files}

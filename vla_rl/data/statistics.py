@@ -9,14 +9,14 @@ from vla_rl.data.episode import RecordedEpisode
 
 
 def statistics_of(episodes: Sequence[RecordedEpisode], state_key: str = "state") -> dict[str, Any]:
-    """Mean, spread, ends and 1st and 99th percentiles of every dimension over all control steps, as plain values.
+    """Compute mean, spread, ends and 1st and 99th percentiles of every dimension over all control steps, as plain values.
 
-    As OpenVLA's tools have it: the gripper counts as 0 = close, 1 = open and is not scaled (`mask`). Where there is none,
-    all numbers are scaled as they are.
+    As in OpenVLA's tools, the gripper counts as 0 = close, 1 = open and is not scaled (`mask`). Without a gripper, all
+    numbers are scaled.
 
     Args:
         episodes: at least one, with signed grippers or none.
-        state_key: the vector that is reported as `proprio`, where all episodes have it.
+        state_key: the vector that is reported as `proprio`, if all episodes have it.
     """
     actions = np.concatenate([episode.actions for episode in episodes]).astype(np.float64)
     mask = [True] * actions.shape[1]

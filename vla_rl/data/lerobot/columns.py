@@ -1,4 +1,4 @@
-"""An episode as the columns of a LeRobotDataset v3.0, with the notes that `datasets` and `pandas` read them by.
+"""An episode as the columns of a LeRobotDataset v3.0, with the metadata that `datasets` and `pandas` need.
 
 A feature of shape [1] is a column of plain numbers, any other vector one of lists.
 """
@@ -19,17 +19,17 @@ _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def feature_name(key: str) -> str:
-    """What an observation key is called in the data set."""
+    """Return the name of an observation key in the data set."""
     return KNOWN_FIELDS[key][0] if key in KNOWN_FIELDS else f"{OBSERVED}{key}"
 
 
 def picture_name(key: str) -> str:
-    """What a camera is called in the data set."""
+    """Return the name of a camera in the data set."""
     return KNOWN_FIELDS[key][0] if key in KNOWN_FIELDS else f"{CAMERAS}{key}"
 
 
 def features_of(episode: RecordedEpisode) -> dict[str, Feature]:
-    """`features` of `meta/info.json`."""
+    """Return the `features` of `meta/info.json`."""
     features = {}
     for key, read in episode.frames.items():
         shape = read(0).shape
@@ -49,13 +49,13 @@ def features_of(episode: RecordedEpisode) -> dict[str, Feature]:
 def table_of(
     episode: RecordedEpisode, features: Mapping[str, Feature], number: int, first_row: int, task: int, fps: float
 ) -> pa.Table:
-    """One row for each control step.
+    """Return a table with one row for each control step.
 
     Args:
-        episode: what happened.
-        features: as `features_of` gives them.
+        episode: the episode.
+        features: as returned by `features_of`.
         number, first_row: episodes and rows before this one.
-        task: index of its instruction.
+        task: index of the episode's instruction.
         fps: control steps a second.
     """
     steps = np.arange(episode.num_steps)
@@ -86,7 +86,7 @@ def table_of(
 
 
 def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
-    """`meta/tasks.parquet`: instructions are the index of a pandas frame, and `pandas` reads it back as one."""
+    """Return `meta/tasks.parquet`, in which the instructions are the index of a pandas data frame."""
     table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
     text = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     number = {"pandas_type": "int64", "numpy_type": "int64", "metadata": None}

@@ -1,4 +1,4 @@
-"""Frames of a LeRobotDataset: images inside Parquet files, or stretches of mp4 files. Read on demand, a little kept."""
+"""Frames of a LeRobotDataset: images in Parquet files, or segments of mp4 files. Read on demand, with a small cache."""
 
 import subprocess
 from functools import lru_cache
@@ -11,21 +11,21 @@ from vla_rl.data.lerobot.tables import DataFile
 from vla_rl.errors import DataError
 
 KEPT_ROW_GROUPS = 64
-"""Row groups whose encoded images stay in memory, each camera counting for itself."""
+"""Row groups whose encoded images stay in memory; each camera counts separately."""
 
 KEPT_VIDEOS = 16
-"""Episodes' decoded videos that stay in memory, each camera counting for itself."""
+"""Episodes whose decoded videos stay in memory; each camera counts separately."""
 
 
 class ImageColumns:
-    """Images that stand in the rows of Parquet files, encoded as PNG or JPEG."""
+    """Images in the rows of Parquet files, encoded as PNG or JPEG."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._row_group = lru_cache(maxsize=KEPT_ROW_GROUPS)(_row_group)
 
     def frame(self, file: DataFile, feature: str, row: int) -> np.ndarray:
-        """uint8 [H, W, 3], RGB. Raises: DataError naming the row where there is no image."""
+        """Return a frame, uint8 [H, W, 3], RGB. Raises: DataError, naming the row, if there is no image."""
         group, place = file.row_group_of(row)
         image = self._row_group(file, feature, group)[place]
         data = image["bytes"] if image is not None else None
@@ -46,8 +46,8 @@ def _row_group(file: DataFile, feature: str, group: int) -> list[dict[str, Any] 
 
 
 def encode_png(frame: np.ndarray) -> bytes:
-    """uint8 [H, W, 3], RGB, as PNG: lossless."""
-    import cv2  # slow to import, needed only where there are images
+    """Encode uint8 [H, W, 3], RGB, as PNG, without loss."""
+    import cv2  # slow to import, needed only for images
 
     _, data = cv2.imencode(".png", np.ascontiguousarray(frame[..., ::-1]))
     return bytes(data)
@@ -58,12 +58,12 @@ def _decoded(data: bytes, where: str) -> np.ndarray:
 
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
     if image is None:
-        raise DataError(f"{where} is no PNG or JPEG image.")
+        raise DataError(f"{where} is not a PNG or JPEG image.")
     return np.ascontiguousarray(image[..., ::-1])
 
 
 class Videos:
-    """Frames that stand in mp4 files; an episode is decoded as a whole when its first frame is asked for."""
+    """Frames in mp4 files; the first frame that is read of an episode decodes the whole episode."""
 
     def __init__(self) -> None:
         self._stretch = lru_cache(maxsize=KEPT_VIDEOS)(decode_stretch)
@@ -71,15 +71,15 @@ class Videos:
     def frame(
         self, path: Path, from_s: float, num_frames: int, fps: float, shape: tuple[int, ...], step: int
     ) -> np.ndarray:
-        """uint8 [H, W, 3], RGB: frame `step` of the stretch that begins at `from_s`."""
+        """Return frame `step`, uint8 [H, W, 3], RGB, of the segment that begins at `from_s`."""
         return np.array(self._stretch(path, from_s, num_frames, fps, shape[0], shape[1])[step])
 
 
 def decode_stretch(path: Path, from_s: float, num_frames: int, fps: float, height: int, width: int) -> np.ndarray:
-    """uint8 [num_frames, height, width, 3] from a moment of a video on. Raises: DataError where it is too short."""
-    from imageio_ffmpeg import get_ffmpeg_exe  # needed only where there are videos
+    """Decode uint8 [num_frames, height, width, 3] of a video from `from_s` on. Raises: DataError if it is too short."""
+    from imageio_ffmpeg import get_ffmpeg_exe  # needed only for videos
 
-    begin = max(0.0, from_s - 0.5 / fps)  # between two frames: neither is left out by a rounding
+    begin = max(0.0, from_s - 0.5 / fps)  # between two frames, so that rounding loses neither
     command = [get_ffmpeg_exe(), "-loglevel", "error", "-threads", "1", "-ss", f"{begin:.6f}", "-i", str(path)]
     command += ["-frames:v", str(num_frames), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     done = subprocess.run(command, capture_output=True, check=False)

@@ -1,9 +1,9 @@
-"""Where things are in a LeRobotDataset, and what its `meta/info.json` says.
+"""The layout of a LeRobotDataset, and its description in `meta/info.json`.
 
 meta/info.json                                features, frames a second, path patterns, totals
 meta/tasks.parquet                            (v2.1: tasks.jsonl) task_index and instruction
-meta/episodes/chunk-000/file-000.parquet      (v2.1: episodes.jsonl) length and place of every episode
-meta/stats.json                               of every feature
+meta/episodes/chunk-000/file-000.parquet      (v2.1: episodes.jsonl) length and position of every episode
+meta/stats.json                               statistics of every feature
 data/chunk-000/file-000.parquet               (v2.1: one file an episode) a row for each frame
 videos/<feature>/chunk-000/file-000.mp4       (v2.1: one file an episode) frames of features of dtype "video"
 """
@@ -32,35 +32,35 @@ KNOWN_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "state": ("observation.state", "state"),
     "action": ("action", "actions"),
 }
-"""What published LIBERO data sets call our observation keys; the first is what we write."""
+"""Names of our observation keys in published LIBERO data sets; the first is the one that we write."""
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 OURS: Final = "vla_rl/"
-"""Prefix of the columns about episodes that we add."""
+"""Prefix of the columns that we add about episodes."""
 
 
 class Feature(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One column of the data."""
 
     dtype: str
-    """image, video, or a number's type."""
+    """`image`, `video`, or a type of number."""
 
     shape: tuple[int, ...]
     names: Any = None
 
     @property
     def is_picture(self) -> bool:
-        """Whether its frames are pictures."""
+        """Whether the feature holds images."""
         return self.dtype in ("image", "video")
 
     @property
     def is_vector(self) -> bool:
-        """Whether its frames are vectors of numbers."""
+        """Whether the feature holds vectors of numbers."""
         return len(self.shape) == 1 and self.dtype.startswith(("float", "int", "uint", "bool"))
 
 
 class Info(msgspec.Struct, kw_only=True):
-    """`meta/info.json`, as far as it is needed."""
+    """The fields of `meta/info.json` that are needed."""
 
     codebase_version: str
     robot_type: str | None = None
@@ -78,18 +78,18 @@ class Info(msgspec.Struct, kw_only=True):
 
     @property
     def is_v2(self) -> bool:
-        """One file an episode, and lists of tasks and episodes as lines of JSON."""
+        """Whether the layout is v2.1: one file an episode, with the lists of tasks and episodes as JSON lines."""
         return self.codebase_version.startswith("v2.")
 
 
 def read_info(root: Path) -> Info:
-    """Read `meta/info.json`. Raises: DataError where it is none, or of a version that is not read here."""
+    """Read `meta/info.json`. Raises: DataError if it cannot be read or its version is not supported."""
     path = root / INFO_FILE
     try:
         info = msgspec.json.decode(path.read_bytes(), type=Info)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); expected a LeRobotDataset's folder.") from error
-    except (ValueError, RecursionError) as error:  # no JSON of that kind, or bytes that are no text
+    except (ValueError, RecursionError) as error:  # not JSON of that kind, or not UTF-8
         raise DataError(
             f"{path} is not a LeRobotDataset's description in UTF-8: {error}; download or convert the data set again."
         ) from error
@@ -103,12 +103,12 @@ CAMERAS: Final = "observation.images."
 
 
 def key_of(feature: str) -> str:
-    """What a feature of the observation without a name of its own is called here."""
+    """Return the observation key of a feature that is not one of the known fields."""
     return feature.removeprefix(CAMERAS).removeprefix(OBSERVED)
 
 
 def feature_of(info: Info, root: Path, key: str, fields: Mapping[str, str]) -> str | None:
-    """The feature that holds `key`; None where the data set has none. Raises: DataError where `fields` names none."""
+    """Return the feature that holds `key`; None if there is none. Raises: DataError if `fields` names a missing one."""
     if key in fields:
         if fields[key] not in info.features:
             raise DataError(f"{root / INFO_FILE} has no feature {fields[key]!r}; it has {sorted(info.features)}.")

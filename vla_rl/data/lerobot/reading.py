@@ -1,7 +1,7 @@
-"""Reading a LeRobotDataset, v3.0 or v2.1: numbers at once, frames when they are asked for.
+"""Read a LeRobotDataset, v3.0 or v2.1: numbers at once, frames on demand.
 
-The rows of the data files are what counts; `meta/episodes` is needed for videos and for what episodes are about. Of the
-observation all pictures and all vectors of numbers are read, as float32 these.
+The rows of the data files define the episodes; `meta/episodes` is needed for videos and for the facts about episodes. All
+images of the observation are read, and all vectors of numbers, as float32.
 """
 
 import logging
@@ -37,19 +37,19 @@ _log = logging.getLogger(__name__)
 
 
 def read_lerobot(root: Path, *, fields: Mapping[str, str] | None = None) -> list[RecordedEpisode]:
-    """All episodes of the data set in `root`, in order.
+    """Read all episodes of the data set in `root`, in order.
 
     Args:
-        root: its folder, as it was downloaded or written.
-        fields: which feature is `image`, `wrist_image`, `state` or `action`, where it has another name than usual.
+        root: the folder of the data set, as it was downloaded or written.
+        fields: names of the features of `image`, `wrist_image`, `state` or `action`, if they are not the usual ones.
 
-    Raises: DataError naming the file and the field, and the row and episode where one is wrong.
+    Raises: DataError, naming the file and the field, and the row and episode if one is wrong.
     """
     return _Reader(root, dict(fields or {})).episodes()
 
 
 class _Reader:
-    """One data set while it is opened."""
+    """Reads one data set."""
 
     def __init__(self, root: Path, fields: Mapping[str, str]) -> None:
         unknown = sorted(set(fields) - set(KNOWN_FIELDS))
@@ -65,7 +65,8 @@ class _Reader:
             if name.startswith(OBSERVED) and name not in self._features.values() and key_of(name) not in KNOWN_FIELDS:
                 if key_of(name) in others:
                     raise DataError(
-                        f"{root / INFO_FILE}: {others[key_of(name)]!r} and {name!r} are both called {key_of(name)!r} here."
+                        f"{root / INFO_FILE}: {others[key_of(name)]!r} and {name!r} would both be named {key_of(name)!r}; "
+                        "expected different names."
                     )
                 others[key_of(name)] = name
         self._vectors = {key: name for key, name in others.items() if described[name].is_vector}
@@ -85,13 +86,13 @@ class _Reader:
         self._pictures = {key: name for key, name in known.items() if described[name].is_picture} | pictures
         left_out = sorted(set(others) - set(self._vectors) - set(pictures))
         if left_out:
-            _log.warning("%s: left out are %s; read are pictures and vectors of numbers", root, ", ".join(left_out))
+            _log.warning("%s: only images and vectors of numbers are read; left out: %s", root, ", ".join(left_out))
         self._tasks = _read_tasks(root, self._info)
         self._about = _read_episodes(root, self._info)
         self._images, self._videos = ImageColumns(root), Videos()
 
     def episodes(self) -> list[RecordedEpisode]:
-        """Every episode. Raises: DataError where rows are lost."""
+        """Return every episode. Raises: DataError if rows are missing."""
         paths = sorted((self._root / "data").glob("*/*.parquet"))
         found = [episode for path in paths for episode in self._episodes_in(DataFile(path))]
         found.sort(key=lambda numbered: numbered[0])
@@ -99,8 +100,8 @@ class _Reader:
         if numbers != list(range(self._info.total_episodes)):
             lost = sorted(set(range(self._info.total_episodes)) - set(numbers))
             raise DataError(
-                f"{self._root / INFO_FILE} says {self._info.total_episodes} episodes, the data files hold {len(numbers)}; "
-                + (f"episode {lost[0]} is the first that is not there." if lost else "some stand in several files.")
+                f"{self._root / INFO_FILE} lists {self._info.total_episodes} episodes, the data files hold {len(numbers)}; "
+                + (f"episode {lost[0]} is the first that is missing." if lost else "some are in several files.")
             )
         return [episode for _, episode in found]
 
@@ -121,7 +122,7 @@ class _Reader:
         return episodes
 
     def _columns(self, file: DataFile) -> dict[str, np.ndarray]:
-        """Action, vectors and reward of all rows, by what they are called here."""
+        """Return action, vectors and reward of all rows, by observation key."""
         columns = {}
         for key in ("action", "state"):
             feature = self._features[key]
@@ -167,8 +168,8 @@ class _Reader:
         known = [f"videos/{feature}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
         if not self._info.is_v2 and (lost := [name for name in known if name not in about]):
             raise DataError(
-                f"{self._root}: meta/episodes does not say {lost[0]!r} of episode {number}, so nobody knows where its video "
-                "begins; is the folder whole?"
+                f"{self._root}: meta/episodes has no {lost[0]!r} for episode {number}, so the position of its video is "
+                "unknown; download the folder again if it is incomplete."
             )
         place = {
             "video_key": feature,
@@ -178,8 +179,8 @@ class _Reader:
             "file_index": about.get(f"videos/{feature}/file_index", 0),
         }
         path = self._root / self._info.video_path.format(**place)
-        if key in KNOWN_FIELDS and not path.is_file():  # of others nobody may ask for a frame
-            raise DataError(f"{path} is not there, expected the frames {key!r} of episode {number}.")
+        if key in KNOWN_FIELDS and not path.is_file():  # frames of other features may never be read
+            raise DataError(f"{path} is missing, expected the frames {key!r} of episode {number}.")
         from_s = float(about.get(f"videos/{feature}/from_timestamp", 0.0))
         shape = self._info.features[feature].shape
         return partial(self._videos.frame, path, from_s, end - begin, self._info.fps, shape)
@@ -187,7 +188,7 @@ class _Reader:
     def _missing(self, key: str) -> DataError:
         return DataError(
             f"{self._root / INFO_FILE} has no feature that is known as {key!r} ({', '.join(KNOWN_FIELDS[key])}); it has "
-            f"{sorted(self._info.features)}; say which one it is with fields = {{{key!r}: ...}}."
+            f"{sorted(self._info.features)}; name the feature with fields = {{{key!r}: ...}}."
         )
 
 
@@ -219,7 +220,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         return [msgspec.json.decode(line, type=dict[str, Any]) for line in path.read_bytes().splitlines() if line]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # no JSON, or bytes that are no text
+    except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         raise DataError(
             f"{path} is not lines of JSON in UTF-8: {error}; download or convert the data set again."
         ) from error

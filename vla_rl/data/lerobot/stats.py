@@ -1,4 +1,4 @@
-"""Statistics of features, an episode's and the data set's: what `stats/...` columns and `meta/stats.json` hold."""
+"""Statistics of features, of an episode (`stats/...` columns) and of the data set (`meta/stats.json`)."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from vla_rl.errors import DataError
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Of one feature; float64 arrays of the feature's shape, images [3, 1, 1] in [0, 1]."""
+    """Statistics of one feature: float64 arrays of the feature's shape; for images [3, 1, 1] in [0, 1]."""
 
     min: np.ndarray
     max: np.ndarray
@@ -25,23 +25,23 @@ class Stats(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_rows(cls, rows: np.ndarray) -> "Stats":
-        """Over the first axis."""
+        """Compute the statistics over the first axis."""
         rows = rows.astype(np.float64)
         return cls(rows.min(0), rows.max(0), rows.mean(0), rows.std(0), len(rows))
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> "Stats":
-        """The inverse of `values`."""
+        """Return the inverse of `values`."""
         low, high, mean, std = (np.asarray(values[name], np.float64) for name in ("min", "max", "mean", "std"))
         return cls(low, high, mean, std, int(values["count"][0]))
 
     def values(self) -> dict[str, Any]:
-        """As plain lists."""
+        """Return the statistics as plain lists."""
         arrays = {"min": self.min, "max": self.max, "mean": self.mean, "std": self.std}
         return {**{name: np.atleast_1d(array).tolist() for name, array in arrays.items()}, "count": [self.count]}
 
     def with_more(self, other: "Stats") -> "Stats":
-        """Of both together."""
+        """Return the statistics of both together."""
         count = self.count + other.count
         share = other.count / count
         mean = self.mean + (other.mean - self.mean) * share
@@ -52,7 +52,7 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 def stats_of(episode: RecordedEpisode, features: Mapping[str, Feature], table: pa.Table) -> dict[str, Stats]:
-    """Of one episode, as its table has it."""
+    """Return the statistics of one episode, given its table."""
     readers = {
         feature_name(key) if key in KNOWN_FIELDS else f"observation.images.{key}": read
         for key, read in episode.frames.items()
@@ -68,25 +68,25 @@ def stats_of(episode: RecordedEpisode, features: Mapping[str, Feature], table: p
 
 
 def noted_stats(row: Mapping[str, Any], features: Iterable[str], root: Path) -> dict[str, Stats]:
-    """Of one episode, as its row of `meta/episodes` has them. Raises: DataError where it has none."""
+    """Return the statistics in an episode's row of `meta/episodes`. Raises: DataError if one is missing."""
     kinds = ("min", "max", "mean", "std", "count")
     found = {name: {kind: row.get(f"stats/{name}/{kind}") for kind in kinds} for name in features}
     for name, values in found.items():
         if lost := [kind for kind, value in values.items() if value is None]:
             raise DataError(
                 f"{root / EPISODES_FOLDER} has no 'stats/{name}/{lost[0]}' of episode {row.get('episode_index')}, expected "
-                "statistics of every feature; was the data set written by something else?"
+                "statistics of every feature; was the data set written by another program?"
             )
     return {name: Stats.of_values(values) for name, values in found.items()}
 
 
 def merged(one: Mapping[str, Stats], other: Mapping[str, Stats]) -> dict[str, Stats]:
-    """Of two parts of a data set."""
+    """Merge the statistics of two parts of a data set."""
     return {name: one[name].with_more(stats) if name in one else stats for name, stats in other.items()}
 
 
 def _of_pixels(pixels: np.ndarray, num_frames: int) -> Stats:
-    """Of uint8 [N, 3]; the spread by sums, so that no second copy in float64 is made."""
+    """Compute the statistics of uint8 [N, 3]; the spread comes from sums, which avoids a copy in float64."""
     mean = pixels.mean(axis=0, dtype=np.float64)
     square = np.array([np.dot(channel, channel) for channel in pixels.T.astype(np.float32)], np.float64) / len(pixels)
     std = np.sqrt(np.maximum(square - mean**2, 0.0))

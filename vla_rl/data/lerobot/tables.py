@@ -1,4 +1,4 @@
-"""Numbers out of Parquet files, checked row by row: what is wrong is named with its file, row, episode and frame."""
+"""Numbers from Parquet files, checked row by row: errors name the file, row, episode and frame."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from vla_rl.errors import DataError
 
 
 class DataFile:
-    """One Parquet file of frames: numbers at once, images by row group when they are wanted."""
+    """One Parquet file of frames: numbers are read at once, images by row group on demand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -23,14 +23,14 @@ class DataFile:
         metadata = self._file.metadata
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self._starts = np.cumsum([0, *sizes])
-        """Row that each row group begins with."""
+        """First row of each row group."""
 
     def integers(self, name: str) -> np.ndarray:
-        """int64 [rows]."""
+        """Return a column of integers, int64 [rows]."""
         return np.asarray(self._column(name).to_numpy(zero_copy_only=False), np.int64)
 
     def numbers(self, name: str, width: int) -> np.ndarray:
-        """float32 [rows, width]. A single number stands in its row as it is, as LeRobot stores it, or as a list of one."""
+        """Return a column, float32 [rows, width]. Single numbers may be stored plain, as LeRobot does, or in lists."""
         column = self._column(name)
         if pa.types.is_fixed_size_list(column.type):
             values, lengths = column.flatten(), np.full(len(column), column.type.list_size)
@@ -52,19 +52,19 @@ class DataFile:
         return rows
 
     def encoded_images(self, name: str, row_group: int) -> list[dict[str, Any] | None]:
-        """`{"bytes": ..., "path": ...}` of every row of a row group."""
+        """Return `{"bytes": ..., "path": ...}` for every row of a row group."""
         self._require(name)
         column = self._file.read_row_group(row_group, columns=[name]).column(name)
         values: list[dict[str, Any] | None] = column.to_pylist()
         return values
 
     def row_group_of(self, row: int) -> tuple[int, int]:
-        """The row group that a row lies in, and its place there."""
+        """Return the row group of a row, and the position in it."""
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
         return group, int(row - self._starts[group])
 
     def place(self, row: int) -> str:
-        """A row for a person."""
+        """Describe a row in words."""
         try:
             return (
                 f"row {row} (episode {self.integers('episode_index')[row]}, frame {self.integers('frame_index')[row]})"
@@ -95,7 +95,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """All rows of small Parquet files, as plain values. Raises: DataError."""
+    """Read all rows of small Parquet files, as plain values. Raises: DataError if a file cannot be read."""
     rows: list[dict[str, Any]] = []
     for path in paths:
         try:

@@ -1,8 +1,8 @@
-"""Writing a LeRobotDataset v3.0, an episode at a time; what is on disk is a whole data set after every one of them.
+"""Write a LeRobotDataset v3.0, an episode at a time; after each episode the data set on disk is complete.
 
-Each episode is a data file and a file about it, both under their final names only when they are complete, and counts from
-the moment `meta/info.json` says so. Whoever is killed in between loses that episode; the next writer goes on after the last
-that counts. Images are PNG inside the data file, bit for bit.
+Each episode is a data file and a metadata file; both get their final names only when they are complete. An episode counts as
+soon as `meta/info.json` includes it. A writer that is killed before that loses the episode; the next writer continues after
+the last one that counts. Images are stored without loss, as PNG in the data file.
 """
 
 import os
@@ -33,18 +33,18 @@ from vla_rl.data.lerobot.tables import read_rows
 from vla_rl.errors import DataError
 
 DEFAULT_FPS: Final = 20
-"""Control steps a second of a new data set where nobody says how many."""
+"""Control steps a second of a new data set, by default."""
 
 
 class LeRobotWriter:
-    """Adds episodes to a LeRobotDataset. One writer a folder at a time; calls block, so give them a thread.
+    """Adds episodes to a LeRobotDataset. Use one writer a folder at a time; calls block, so run them in a thread.
 
     Args:
-        root: its folder; made where it does not exist, gone on with where it holds a data set of the same features.
-        fps: control steps a second; None for what the folder says, in a new one `DEFAULT_FPS`.
-        robot_type: which robot it was; None for what the folder says, in a new one that nobody knows.
+        root: the folder of the data set; created if it does not exist, extended if it holds a data set of the same features.
+        fps: control steps a second; None: that of the folder, `DEFAULT_FPS` in a new one.
+        robot_type: name of the robot; None: that of the folder, unknown in a new one.
 
-    Raises: DataError where the folder holds something else, or says another rate or robot.
+    Raises: DataError if the folder holds other files, or a data set of another rate or robot.
     """
 
     def __init__(self, root: Path, *, fps: float | None = None, robot_type: str | None = None) -> None:
@@ -65,14 +65,14 @@ class LeRobotWriter:
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the episodes it holds."""
+        """Return the names of the episodes in the data set."""
         return frozenset(self._names)
 
     def add(self, episode: RecordedEpisode) -> Self:
         """Append one episode.
 
-        Raises: DataError if its features are not those of the others, or its name is there; OSError if it could not be
-            written, as on a full disk: it does not count then, and the next episode may be tried.
+        Raises: DataError if its features are not those of the others, or its name is already used; OSError if it could not
+            be written, as on a full disk: the episode does not count then, and others may still be added.
         """
         features = columns.features_of(episode)
         if episode.name in self._names:
@@ -101,7 +101,7 @@ class LeRobotWriter:
         return self
 
     def _about(self, episode: RecordedEpisode, place: dict[str, int], stats: dict[str, Stats]) -> dict[str, Any]:
-        """The row of `meta/episodes` for the next episode."""
+        """Return the row of `meta/episodes` for the next episode."""
         first_row = self._info.total_frames
         return {
             "episode_index": self._info.total_episodes,
@@ -120,7 +120,7 @@ class LeRobotWriter:
     def _count(
         self, episode: RecordedEpisode, features: dict[str, Any], tasks: dict[str, int], stats: dict[str, Stats]
     ) -> Info:
-        """Write what counts the episode; `info.json` last."""
+        """Write the files that make the episode count; `info.json` last."""
         _write_table(self._root / TASKS_FILE, columns.tasks_table(tasks))
         values = {name: stat.values() for name, stat in stats.items()}
         _write(self._root / STATS_FILE, msgspec.json.format(msgspec.json.encode(values)))
@@ -147,7 +147,7 @@ class LeRobotWriter:
             self._stats = merged(self._stats, noted_stats(row, info.features, self._root))
 
     def _forget_uncounted(self, num_episodes: int) -> None:
-        """Remove what was written and is not counted: a writer was killed, or a disk was full."""
+        """Remove files of episodes that do not count, which a killed writer or a full disk left."""
         for pattern in (DATA_PATH, EPISODES_PATH):
             place = {"chunk_index": num_episodes // CHUNKS_SIZE, "file_index": num_episodes % CHUNKS_SIZE}
             (self._root / pattern.format(**place)).unlink(missing_ok=True)
@@ -156,9 +156,9 @@ class LeRobotWriter:
 
 
 def check_can_add(root: Path, *, fps: float | None = None, robot_type: str | None = None) -> Info | None:
-    """The description of the data set in `root` that a writer would go on with; None for a new one. Writes nothing.
+    """Return the description of the data set in `root` that a writer would extend; None for a new one. Writes nothing.
 
-    Raises: DataError if the folder holds something else, or says another rate or robot.
+    Raises: DataError if the folder holds other files, or a data set of another rate or robot.
     """
     if not (root / INFO_FILE).is_file():
         if root.exists() and not root.is_dir():
@@ -174,7 +174,7 @@ def check_can_add(root: Path, *, fps: float | None = None, robot_type: str | Non
                 "another folder."
             )
     if info.codebase_version != "v3.0" or info.data_path != DATA_PATH or info.video_path is not None:
-        raise DataError(f"{root} is not a data set that was written here, expected one to go on with.")
+        raise DataError(f"{root} is a data set of another program, expected one that this writer can extend.")
     return info
 
 
