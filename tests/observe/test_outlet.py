@@ -43,8 +43,8 @@ def test_what_finds_no_room_waits_and_is_written_in_order_when_there_is_some(
     outlet.put("update 4", "d")
     assert (shelf.taken, outlet.waiting) == (["a", "b", "c", "d"], [])
     assert warnings() == [
-        "the shelf failed at update 2: [Errno 28] No space left on device: 'shelf.txt'; it waits in memory, and is "
-        "tried again with each one that follows",
+        "the shelf failed at update 2: [Errno 28] No space left on device: 'shelf.txt'; it waits in memory and is "
+        "tried again with the next one",
         "the shelf works again, after 2 failures",
     ]
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: limited in size and time, and read beside the event loop if they are large."""
+"""Bodies of requests: limited in size and time, and decoded in a thread if they are large."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from aiohttp import web
 from vla_rl.endpoint.errors import RequestError
 
 INLINE_BYTES: Final = 1 << 16
-"""Decoding a body of this size takes a fraction of a millisecond; a larger one is decoded in a thread."""
+"""Most bytes of a body that is decoded in the event loop, in a fraction of a millisecond; larger ones take a thread."""
 
 T = TypeVar("T")
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises: RequestError for one that is too large, or does not arrive in time."""
+    """Return the whole body. Raises: RequestError if it is too large, or does not arrive in time."""
     if request.content_length is not None and request.content_length > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
@@ -33,7 +33,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) 
 
 
 async def decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
-    """`decode(body)`, in a thread if the body is large."""
+    """Return `decode(body)`, computed in a thread if the body is large."""
     return decode(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(decode, body)
 
 

@@ -12,27 +12,27 @@ class EndpointConfig(Config, frozen=True, kw_only=True):
     """Address to listen on."""
 
     port: int = 0
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0: any free port."""
 
     allow_remote: bool = False
-    """Let `host` be an address that other machines reach. Requests are neither encrypted nor limited in rate: keep such an
-    endpoint inside a network that you trust."""
+    """Allow a `host` that other machines can reach. Requests are neither encrypted nor limited in rate: use it only in a
+    network that you trust."""
 
     model: str = "policy"
-    """Name that `/v1/models` lists if there is one policy. Requests may name any other model too."""
+    """Name that `/v1/models` lists if there is one policy. Requests may name any model."""
 
     max_request_kb: int = 8192
-    """Largest request body, in KiB; larger ones are refused with 413."""
+    """Largest request body, in KiB; larger ones are rejected with status 413."""
 
     max_connections: int = 512
-    """Most open connections; further clients wait until one closes. Lowered, with a warning, to half of the file descriptors
-    that the process has left, so that the rest of the runtime keeps the other half."""
+    """Most open connections; further clients wait until one closes. Lowered, with a warning, to half of the process's free
+    file descriptors, so that the rest of the runtime keeps the other half."""
 
     idle_timeout_s: float = 30.0
-    """Longest a connection may take to send the headers of its next request, in seconds; then it is closed."""
+    """Most seconds until a connection has sent the headers of its next request; then it is closed."""
 
     body_timeout_s: float = 30.0
-    """Longest a request's body may take to arrive, in seconds; then it is refused with 408."""
+    """Most seconds until a request's body has arrived; then it is rejected with status 408."""
 
     def __post_init__(self) -> None:
         self.require(0 <= self.port < 1 << 16, "port", "0 to 65535")

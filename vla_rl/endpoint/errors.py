@@ -1,4 +1,4 @@
-"""Errors as clients expect them: an HTTP status, and a body that the client's library turns into an exception."""
+"""Errors in the clients' format: an HTTP status, and a body that the client's library turns into an exception."""
 
 from typing import Any, Final
 
@@ -6,12 +6,12 @@ _TYPES: Final = {401: "authentication_error", 404: "not_found_error", 429: "rate
 
 
 class RequestError(Exception):
-    """A request that is refused.
+    """A request that is rejected.
 
     Args:
-        message: what is wrong, what was expected.
+        message: what was wrong and what was expected.
         status: HTTP status.
-        code: OpenAI's word for it, if there is one.
+        code: OpenAI's error code, if there is one.
         param: the field of the request that is wrong.
     """
 
@@ -21,16 +21,16 @@ class RequestError(Exception):
 
     @property
     def kind(self) -> str:
-        """OpenAI's `type` of it."""
+        """OpenAI's `type` of the error."""
         return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
-    """The body of an error in OpenAI's format."""
+    """Return the body of an error in OpenAI's format."""
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:
-    """The body of an error in Anthropic's format."""
+    """Return the body of an error in Anthropic's format."""
     kind = "api_error" if error.status >= 500 else error.kind
     return {"type": "error", "error": {"type": kind, "message": error.message}}

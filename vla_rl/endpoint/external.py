@@ -1,7 +1,7 @@
-"""Agents that know nothing of us: any program or coroutine that talks to OpenAI's API plays an episode, and is trained.
+"""External agents: any program or coroutine that uses OpenAI's API can run an episode and be trained.
 
 episode ──► env.reset ──► task ──► the agent, with base_url and api_key of a session ──► answer, or a reward of its own
-                                    env.step(answer) ──► reward ──► Trajectory of all that was said under the key
+                                    env.step(answer) ──► reward ──► Trajectory of all calls under the key
 """
 
 import asyncio
@@ -26,40 +26,40 @@ _OUTPUT_BYTES = 1 << 20
 
 
 class ExternalTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One episode, as an external agent gets it."""
+    """The task that an external agent gets for one episode."""
 
     base_url: str
     api_key: str
     messages: tuple[Message, ...]
-    """The conversation that the environment begins."""
+    """The conversation that the environment starts."""
 
     tools: tuple[ToolSpec, ...] = ()
     """The environment's tools; an external agent usually brings its own."""
 
     @property
     def prompt(self) -> str:
-        """Text of the last message."""
+        """The text of the last message."""
         return self.messages[-1].content
 
 
 ExternalAgent: TypeAlias = Callable[[ExternalTask], Awaitable[str | float]]
-"""A coroutine function that returns its final answer, which the environment judges, or a number, which is its reward."""
+"""A coroutine function that returns its final answer, which the environment scores, or a number, which is its reward."""
 
 
 def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, timeout_s: float = 600.0) -> Agent:
-    """An agent like any other, played by `run` through the endpoint.
+    """Make an agent whose episodes `run` acts in, through the endpoint.
 
     Args:
-        run: a coroutine function that is given an `ExternalTask`; or the command line of a program, which finds
+        run: a coroutine function that takes an `ExternalTask`; or the command line of a program, which gets
             `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment and the prompt on its standard input, and prints its
             answer.
-        endpoint: open while episodes are played.
-        timeout_s: for the whole episode. An agent that has not answered by then is ended. What it said until then is a
-            trajectory that was cut off and earned 0; if it said nothing, `ActorFrozen` is raised, so that the episode is
-            played again, as often as the scheduler allows.
+        endpoint: the endpoint, which has to be open while episodes run.
+        timeout_s: most seconds for the whole episode. An agent that has not answered by then is stopped. Its calls until
+            then are a trajectory that was cut off, with reward 0; if it made none, `ActorFrozen` is raised, so that the
+            episode is run again, as often as the scheduler allows.
 
-    An agent that fails because its conversation outgrew the policy's context is cut off in the same way. Any other failure
-    of it, of the policy or of the environment is raised as it was; a program's with its last words, as `EnvError`.
+    An agent that fails because its conversation exceeds the policy's context is cut off in the same way. All other errors of
+    the agent, the policy or the environment are raised unchanged; those of a program as `EnvError`, with its last output.
     """
     agent = run if callable(run) else _Program(tuple(run))
 
@@ -71,7 +71,7 @@ def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, ti
             return session.trajectory(env.episode, 0.0, answer)
         if not session.calls:
             raise EnvError(
-                "the external agent ended without a word to the policy; give its client the base_url and api_key of its task"
+                "the external agent ended without calling the policy; give its client the base_url and api_key of its task"
             )
         if not isinstance(answer, str):
             if not isinstance(answer, int | float) or not math.isfinite(answer):
@@ -85,7 +85,7 @@ def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, ti
         outcome = await env.step(Message(role="assistant", content=answer))
         if not outcome.terminated and not outcome.truncated:
             raise EnvError(
-                "the environment goes on after the external agent's answer, expected one that judges it at once"
+                "the environment continues after the external agent's answer, expected one that scores it at once"
             )
         reason = stop_reason(outcome.terminated, outcome.info)
         return session.trajectory(env.episode, outcome.reward, reason, outcome.info)
@@ -96,7 +96,7 @@ def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, ti
 async def _answer_of(
     agent: ExternalAgent, session: Session, start: TextStart, timeout_s: float
 ) -> str | float | StopReason:
-    """The agent's answer, or the reason why it was cut off after it had said something."""
+    """Return the agent's answer, or the reason why it was cut off after its first call."""
     task = ExternalTask(base_url=session.base_url, api_key=session.api_key, messages=start.messages, tools=start.tools)
     deadline = asyncio.timeout(timeout_s)
     try:
@@ -107,7 +107,7 @@ async def _answer_of(
             raise session.failure from error
         if isinstance(error, TimeoutError) and deadline.expired():
             if not session.calls:
-                raise ActorFrozen("external agent", 0, f"it said nothing within timeout_s={timeout_s:g}") from error
+                raise ActorFrozen("external agent", 0, f"it made no call within timeout_s={timeout_s:g}") from error
             return StopReason.DEADLINE
         if session.overflow is None:
             raise
@@ -120,7 +120,7 @@ async def _answer_of(
 
 
 class _Program:
-    """A command line as an external agent: a process of its own for every episode, ended with all that it started."""
+    """A command line as an external agent: a new process for every episode, killed with all that it started."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
@@ -136,7 +136,7 @@ class _Program:
                 err = group.create_task(_bounded(process.stderr), name="errors of an external agent")
                 group.create_task(_give(process.stdin, task.prompt), name="input of an external agent")
                 code = await process.wait()
-                _kill_group(process.pid)  # who else holds its output would keep us reading
+                _kill_group(process.pid)  # another process that holds its output would keep us reading
         finally:
             _kill_group(process.pid)
             await process.wait()
@@ -148,7 +148,7 @@ class _Program:
         return out.result().strip()
 
     async def _start(self, task: ExternalTask) -> asyncio.subprocess.Process:
-        """A cancellation is let through only once the process stands: half started, it would be ended alone."""
+        """Start the process; delay a cancellation until it has started, because its children would survive before that."""
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 *self._command,
@@ -174,7 +174,7 @@ def _kill_group(pid: int) -> None:
 
 
 async def _give(stdin: asyncio.StreamWriter, text: str) -> None:
-    """Write the prompt; a program that does not read it has closed its end, which is its right."""
+    """Write the prompt; a program may close its input without reading it."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         stdin.write(text.encode())
         await stdin.drain()
@@ -182,7 +182,7 @@ async def _give(stdin: asyncio.StreamWriter, text: str) -> None:
 
 
 async def _bounded(stream: asyncio.StreamReader) -> str:
-    """The first MiB of what a program prints; the rest is read and dropped."""
+    """Return the first MiB of a program's output; the rest is read and dropped."""
     kept = bytearray()
     while data := await stream.read(1 << 16):
         kept += data[: max(0, _OUTPUT_BYTES - len(kept))]

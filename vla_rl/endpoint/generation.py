@@ -1,4 +1,4 @@
-"""Replies of a policy to one request, recorded in its session once all of them are there."""
+"""Replies of a policy to one request, recorded in its session when all of them are complete."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,11 +12,11 @@ from vla_rl.types import Completion, LanguagePolicy
 
 
 async def replies_to(asked: Asked, agent: str, policy: LanguagePolicy, session: Session) -> tuple[Completion, ...]:
-    """`num_choices` replies to each prompt, in order; all of them are sampled together, each with a seed of its own.
+    """Return `num_choices` replies to each prompt, in order; all are sampled together, each with a seed of its own.
 
-    A request that fails records nothing: no client has seen its replies.
+    A request that fails records nothing, because no client has seen its replies.
 
-    Raises: RequestError saying what the client can do about it; a failure of the policy is noted in the session.
+    Raises: RequestError, which tells the client what to do; a failure of the policy is also stored in the session.
     """
     one_each = [
         policy.generate(prompt, tools=asked.tools, max_tokens=asked.max_tokens, options=asked.options)
@@ -28,7 +28,7 @@ async def replies_to(asked: Asked, agent: str, policy: LanguagePolicy, session: 
     except ContextOverflow as error:
         session.overflow = error
         raise RequestError(str(error), code="context_length_exceeded") from error
-    except ValueError as error:  # a prompt or options that the model cannot take
+    except ValueError as error:  # a prompt or options that the model does not accept
         raise RequestError(str(error)) from error
     except Exception as error:  # the episode raises it; the client cannot know what to do about it
         session.failure = error
@@ -41,7 +41,7 @@ async def replies_to(asked: Asked, agent: str, policy: LanguagePolicy, session: 
 
 
 async def _together(calls: list[Coroutine[Any, Any, Completion]]) -> tuple[Completion, ...]:
-    """All results in order; the first error cancels the other calls and is raised as itself."""
+    """Return all results in order; the first error cancels the other calls and is raised unchanged."""
     if len(calls) == 1:
         return (await calls[0],)
     try:

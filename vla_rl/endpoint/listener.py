@@ -1,10 +1,10 @@
-"""A listening socket that accepts no more connections than there is room for.
+"""A listening socket that limits the number of open connections.
 
     kernel's backlog ─► accept one ─► is there room? ─► Connection ─► aiohttp's protocol
-                                          └── if not: the oldest stranger gives way, else it waits for one to close
+                                          └── if not: the oldest stranger is closed, or it waits for one to close
 
-A stranger is a connection that has not shown a valid key for a while. One newcomer at a time is accepted; the others wait in
-the backlog, where they cost no file descriptor.
+A stranger is a connection that has not shown a valid key for a while. One new connection at a time is accepted; the others
+wait in the backlog, where they use no file descriptor.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _BACKLOG: Final = 1024
 _PAUSE_S: Final = 0.1
 _GRACE_S: Final = 1.0
-"""How long a connection may take to show its key before it may have to give way."""
+"""Seconds until a connection that has not shown a key may be closed to make room."""
 
 _OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -30,8 +30,8 @@ class Listener:
     """Accepts connections for a protocol.
 
     Args:
-        make: a protocol for each connection.
-        max_connections: most of them at a time.
+        make: makes a protocol for each connection.
+        max_connections: most open connections.
     """
 
     def __init__(self, make: Callable[[], asyncio.Protocol], max_connections: int) -> None:
@@ -43,23 +43,23 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the listener is bound to."""
         assert self._socket is not None
         port: int = self._socket.getsockname()[1]
         return port
 
     @property
     def num_open(self) -> int:
-        """Open connections."""
+        """Number of open connections."""
         return len(self._open)
 
     @property
     def is_crowded(self) -> bool:
-        """Half of the room is taken: a connection should not stay open for a request that may never come."""
+        """Whether half of the connections are in use, so that idle ones should not stay open for a later request."""
         return 2 * len(self._open) > self._max
 
     async def bind(self, host: str, port: int) -> None:
-        """Begin to listen. Raises: OSError if the address cannot be had."""
+        """Start to listen. Raises: OSError if the address is not available."""
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, *_, address = found[0]
         self._socket = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
@@ -74,7 +74,7 @@ class Listener:
             try:
                 accepted, _ = await loop.sock_accept(self._socket)
             except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS:  # of another error the client was the cause, and is gone
+                if error.errno in _OUT_OF_DESCRIPTORS:  # other errors come from a client that is gone
                     logger.warning("the endpoint cannot accept a connection (%s); it tries again", error)
                     await asyncio.sleep(_PAUSE_S)
                 continue
@@ -88,21 +88,21 @@ class Listener:
                 raise
 
     def close(self) -> None:
-        """Stop listening; open connections are their protocols' business."""
+        """Stop listening; the protocols close the open connections."""
         if self._socket is not None:
             self._socket.close()
 
     def note_key(self, connection: "Connection") -> None:
-        """A connection has shown a valid key: it is no stranger any more."""
+        """Record that a connection has shown a valid key, so that it is no stranger."""
         self._strangers.pop(connection, None)
 
     def note_open(self, connection: "Connection") -> None:
-        """A connection was made."""
+        """Record that a connection was made."""
         self._open.add(connection)
         self._strangers[connection] = None
 
     def note_closed(self, connection: "Connection") -> None:
-        """A connection is gone."""
+        """Record that a connection was closed."""
         self._open.discard(connection)
         self._strangers.pop(connection, None)
         self._closed_one.set()
@@ -127,13 +127,13 @@ class Listener:
 
 
 class Connection(asyncio.Protocol):
-    """Passes everything on to the protocol that it wraps, and tells the listener of its beginning and end."""
+    """Forwards everything to the protocol that it wraps, and reports its start and end to the listener."""
 
     def __init__(self, inner: asyncio.Protocol, listener: Listener) -> None:
         self._inner, self.listener = inner, listener
         self._transport: Any = None
         self.made_at = asyncio.get_running_loop().time()
-        """Time by the clock of the loop."""
+        """Time of the connection's start, by the clock of the loop."""
 
     def abort(self) -> None:
         """Close at once."""
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
 
 
 def _affordable(wanted: int) -> int:
-    """Lower a number of connections so that half of the free descriptors are left to the rest of the process."""
+    """Lower a number of connections so that half of the free descriptors remain for the rest of the process."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return wanted
@@ -171,8 +171,8 @@ def _affordable(wanted: int) -> int:
     if affordable >= wanted:
         return wanted
     logger.warning(
-        "the endpoint takes %d connections instead of max_connections=%d, as the process may open only %d more files; raise "
-        "`ulimit -n`",
+        "the endpoint accepts %d connections instead of max_connections=%d, because the process may open only %d more "
+        "files; raise `ulimit -n`",
         affordable,
         wanted,
         num_free,

@@ -3,8 +3,8 @@
     client ──Authorization: Bearer key──► session ──► policy.generate ──► answer
                                              └── records token ids, log-probs, weight versions
 
-A request without a valid key is refused before its body is read. It listens on this machine alone, unless asked. Every
-error is a JSON body in the format of the API that was asked.
+A request without a valid key is rejected before its body is read. By default the endpoint listens on this machine only.
+Every error is a JSON body in the format of the requested API.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from vla_rl.types import LanguagePolicy
 
 _STOP_GRACE_S: Final = 1.0
 _LINGER_S: Final = 2.0
-"""How long the rest of a refused body is read and dropped, for the client to read the answer."""
+"""Seconds in which the rest of a rejected body is read and dropped, so that the client can read the answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -50,7 +50,7 @@ class Endpoint:
         self._tasks: asyncio.TaskGroup | None = None
         self._accepting: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter()
-        """Answers by HTTP status, as `"200"`."""
+        """Answers by HTTP status, such as `"200"`."""
 
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._in_json])
@@ -62,7 +62,7 @@ class Endpoint:
             app,
             access_log=None,
             handler_cancellation=True,
-            keepalive_timeout=self._config.idle_timeout_s,  # from the beginning of a connection on
+            keepalive_timeout=self._config.idle_timeout_s,  # counts from the start of a connection
             lingering_time=_LINGER_S,
             shutdown_timeout=_STOP_GRACE_S,
         )
@@ -98,25 +98,25 @@ class Endpoint:
 
     @property
     def base_url(self) -> str:
-        """The `base_url` to give to a client."""
+        """The `base_url` for clients."""
         assert self._listener is not None
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         return f"http://{host}:{self._listener.port}/v1"
 
     @property
     def num_connections(self) -> int:
-        """Open connections."""
+        """Number of open connections."""
         return 0 if self._listener is None else self._listener.num_open
 
     @contextmanager
     def session(
         self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], *, api_key: str | None = None
     ) -> Iterator[Session]:
-        """A key for one episode; after the block it opens nothing any more.
+        """Make a key for one episode; it becomes invalid at the end of the block.
 
         Args:
-            policy: one, or one for each agent by name.
-            api_key: of an earlier session that is over, for clients that cannot change theirs; None makes a new one.
+            policy: one policy, or one for each agent by name.
+            api_key: key of an earlier session that has ended, for clients that cannot change theirs; None makes a new one.
         """
         session = Session(policy, self.base_url, new_key() if api_key is None else api_key)
         digest = _digest(session.api_key)
@@ -175,7 +175,7 @@ class Endpoint:
 
     @web.middleware
     async def _in_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Every error as the API that was asked for writes it."""
+        """Answer every error in the format of the requested API."""
         try:
             return await handler(request)
         except RequestError as found:
@@ -185,7 +185,7 @@ class Endpoint:
         except web.HTTPMethodNotAllowed as found:
             allowed = ", ".join(sorted(found.allowed_methods))
             error = RequestError(f"{request.method} {request.path} is not allowed, expected {allowed}.", status=405)
-        except web.HTTPException as found:  # such as a header that aiohttp cannot take
+        except web.HTTPException as found:  # such as a header that aiohttp rejects
             error = RequestError(found.text or found.reason, status=found.status)
         is_anthropics = request.path.startswith(MessagesApi.path)
         response = self._answer((anthropic_error if is_anthropics else openai_error)(error), error.status)
@@ -194,7 +194,7 @@ class Endpoint:
         return response
 
     def _session_of(self, request: web.Request) -> Session:
-        """The session whose key a request shows. Raises: RequestError if there is none."""
+        """Return the session of a request's key. Raises: RequestError if there is none."""
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         shown = key if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         session = self._sessions.get(_digest(shown.strip()))
@@ -239,5 +239,5 @@ def _unknown_model(name: str, names: tuple[str, ...]) -> RequestError:
 
 
 def _digest(key: str) -> bytes:
-    """Key of a session's table: the time that a look-up takes tells nothing about other keys."""
+    """Hash a key for the table of sessions, so that the time of a look-up reveals nothing about other keys."""
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

@@ -1,4 +1,4 @@
-"""One key and its record: the calls of one episode, and the trajectory that they make."""
+"""One key and its record: the calls of one episode, and the trajectory made of them."""
 
 import asyncio
 import secrets
@@ -23,12 +23,12 @@ from vla_rl.types import (
 
 
 def new_key() -> str:
-    """A random key, too long to guess."""
+    """Return a random key that is too long to guess."""
     return f"vla-{secrets.token_urlsafe(24)}"
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer of the policy, as it was sampled: token ids, log-probs and weight versions."""
+    """One answer of the policy as sampled: token ids, log-probs and weight versions."""
 
     agent: str
     completion: Completion
@@ -38,15 +38,15 @@ class Session:
     """One episode at the endpoint: a key, a policy, and a record. Made by `Endpoint.session`.
 
     Args:
-        policy: one, or one for each agent by name: requests then choose by their `model`.
-        base_url: of the endpoint.
-        api_key: that clients show.
+        policy: one policy, or one for each agent by name: requests then choose by their `model`.
+        base_url: URL of the endpoint.
+        api_key: key that clients show.
     """
 
     def __init__(self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], base_url: str, api_key: str) -> None:
         self.base_url, self.api_key = base_url, api_key
         self.calls: list[RecordedCall] = []
-        """Recorded calls, in the order in which they were answered."""
+        """Recorded calls, in the order of their answers."""
         self.overflow: ContextOverflow | None = None
         """Error of the last prompt that left no room for a reply."""
         self.failure: Exception | None = None
@@ -57,29 +57,29 @@ class Session:
 
     @property
     def models(self) -> tuple[str, ...] | None:
-        """Names that requests may ask for; None if any will do."""
+        """Names of models that requests may use; None: any name."""
         return tuple(self._policy) if isinstance(self._policy, Mapping) else None
 
     def policy_of(self, model: str) -> tuple[str, LanguagePolicy]:
-        """The agent that a request speaks for, and its policy. Raises: KeyError for a name that no agent has."""
+        """Return the agent of a request and its policy. Raises: KeyError for a name that no agent has."""
         if isinstance(self._policy, Mapping):
             return model, self._policy[model]
         return DEFAULT_AGENT, self._policy
 
     def recall(self, answer_id: str) -> Sequence[Message] | None:
-        """The conversation up to an answer that was remembered; None if there is none."""
+        """Return the conversation up to a stored answer; None if there is none."""
         return self._conversations.get(answer_id)
 
     def remember(self, answer_id: str, conversation: Sequence[Message]) -> None:
-        """Keep a conversation for requests that go on from its last answer."""
+        """Store a conversation for requests that continue from its last answer."""
         self._conversations[answer_id] = tuple(conversation)
 
     def record(self, agent: str, completion: Completion) -> None:
-        """Keep one answer."""
+        """Record one answer."""
         self.calls.append(RecordedCall(agent=agent, completion=completion))
 
     def begin(self, task: "asyncio.Task[Any]") -> None:
-        """Note a request that is being answered; the end of the session cancels it."""
+        """Register a request that is being answered; the end of the session cancels it."""
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -91,15 +91,15 @@ class Session:
     def trajectory(
         self, episode: EpisodeSpec, reward: float, reason: StopReason, info: Info | None = None
     ) -> Trajectory:
-        """All calls as one trajectory, a step each; the last one earns `reward`.
+        """Return all calls as one trajectory, a step each; the last step has `reward`.
 
-        Calls stand thread after thread: one continues another if its prompt begins with exactly the tokens of that call,
-        prompt and reply; only such turns are trained as one conversation. `info` holds the numbers of calls and threads.
+        Calls are ordered by thread: one continues another if its prompt begins with exactly the tokens of that call, prompt
+        and reply; only such turns are trained as one conversation. `info` holds the numbers of calls and threads.
 
         Raises: ValueError if there was no call.
         """
         if not self.calls:
-            raise ValueError("nothing was said under this session's key; did the agent use its base_url and api_key?")
+            raise ValueError("no call was made with this session's key; give the agent its base_url and api_key")
         found = threads_of(self.calls)
         ordered = [self.calls[number] for thread in found for number in thread]
         steps = tuple(step_of(call.completion, call.agent, reward if call is ordered[-1] else 0.0) for call in ordered)
@@ -120,10 +120,10 @@ class Session:
 
 
 def threads_of(calls: Sequence[RecordedCall]) -> list[list[int]]:
-    """Calls that continue one another by exact token prefix, as lists of their numbers, in order of their first calls.
+    """Return lists of the numbers of calls that continue one another by exact token prefix, in order of their first calls.
 
-    A call continues the longest call of its agent that its prompt begins with and that none continues yet; a prompt that
-    writes the past in any other way begins a thread of its own.
+    A call continues the longest call of its agent that its prompt begins with and that no other call continues yet; a prompt
+    that renders the past in any other way starts a new thread.
     """
     threads: list[list[int]] = []
     for number, call in enumerate(calls):

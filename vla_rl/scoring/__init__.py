@@ -1,10 +1,10 @@
-"""How a final answer is judged: by name, or by a function of one's own; what may hang runs where it can be killed. No torch.
+"""Scorers of final answers, by name or by a function of your own; code that may hang runs in a sandbox. No torch.
 
-exact          the answer, and nothing else than the answer
-match          the answer but for case, punctuation and articles, as question-answering benchmarks count
+exact          the answer and nothing else
+match          the answer, ignoring case, punctuation and articles, as in question-answering benchmarks
 math           the same number, expression, set or interval (math-verify)
 code           a program that prints what its tests expect, in a sandbox
-module:name    `def name(reply: str, row: dict) -> float`, anywhere that can be imported
+module:name    `def name(reply: str, row: dict) -> float`, in any importable module
 """
 
 from vla_rl.scoring.answers import final_answer

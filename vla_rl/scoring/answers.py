@@ -1,4 +1,4 @@
-"""The final answer in a long reply, and when two answers are the same text."""
+"""Extraction of the final answer from a long reply, and comparison of answers as texts."""
 
 import re
 import string
@@ -13,8 +13,8 @@ _PYTHON_TAGS: Final = frozenset({"python", "python3", "py"})
 
 
 def final_answer(reply: str) -> str:
-    """What a reply settles on: the last `<answer>...</answer>`, `\\boxed{...}`, `#### ...` or `Answer: ...`, in that order
-    of preference; the whole reply where there is none of them."""
+    """Return the final answer of a reply: the last `<answer>...</answer>`, `\\boxed{...}`, `#### ...` or `Answer: ...`, in
+    that order of preference; the whole reply if it has none of them."""
     if tags := _ANSWER_TAG.findall(reply):
         return str(tags[-1]).strip()
     if (boxed := last_boxed(reply)) is not None:
@@ -26,7 +26,7 @@ def final_answer(reply: str) -> str:
 
 
 def last_boxed(reply: str) -> str | None:
-    """What stands in the last `\\boxed{...}`, braces inside it included; None where there is none, or it is not closed."""
+    """Return the content of the last `\\boxed{...}`, with braces inside it; None if there is none, or it is not closed."""
     start = reply.rfind("\\boxed{")
     if start < 0:
         return None
@@ -39,7 +39,7 @@ def last_boxed(reply: str) -> str | None:
 
 
 def last_program(reply: str) -> str:
-    """The last fenced block that is tagged as Python, else the last without a tag, else the whole reply."""
+    """Return the last fenced block that is tagged as Python, else the last without a tag, else the whole reply."""
     blocks = fenced_blocks(reply)
     python = [text for tag, text in blocks if tag in _PYTHON_TAGS]
     untagged = [text for tag, text in blocks if not tag]
@@ -47,10 +47,10 @@ def last_program(reply: str) -> str:
 
 
 def fenced_blocks(reply: str) -> list[tuple[str, str]]:
-    """Tag, in lower case, and text of every fenced block that is closed, in order; "" where there is no tag.
+    """Return tag, in lower case, and text of every closed fenced block, in order; "" if it has no tag.
 
-    A block ends at the first line of at least as many backticks and nothing else but a stop, or that ends in them. What its
-    opening is indented by is taken off its lines.
+    A block ends at the first line that consists of at least as many backticks and at most a punctuation mark, or that ends
+    in them. The indentation of its opening is removed from its lines.
     """
     blocks: list[tuple[str, str]] = []
     opening: re.Match[str] | None = None
@@ -71,13 +71,13 @@ def fenced_blocks(reply: str) -> list[tuple[str, str]]:
 
 
 def plain(text: str) -> str:
-    """Lower case, without punctuation, articles and double spaces (Rajpurkar et al. 2016, SQuAD's evaluation)."""
+    """Return a text in lower case, without punctuation, articles and double spaces (SQuAD, Rajpurkar et al. 2016)."""
     kept = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Whether two outputs agree line by line, but for spaces at the ends of lines and empty lines at the end."""
+    """Return whether two outputs agree line by line, ignoring spaces at the ends of lines and empty lines at the end."""
     return [line.rstrip() for line in printed.rstrip().splitlines()] == [
         line.rstrip() for line in expected.rstrip().splitlines()
     ]

@@ -1,7 +1,7 @@
-"""Whether two answers are the same mathematics, by math-verify. Runs in a sandbox: sympy can think for ever.
+"""Comparison of two answers as mathematics, by math-verify. Runs in a sandbox, because sympy may never return.
 
-Importing this module compares two expressions: what sympy and its parser load then is there for all calls that are forked
-afterwards, which are a hundred times faster for it.
+Importing this module compares two expressions, so that sympy and its parser are loaded before calls are forked; this makes
+the calls a hundred times faster.
 """
 
 import logging
@@ -10,16 +10,17 @@ from math_verify import parse, verify
 
 from vla_rl.scoring.answers import final_answer
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it keeps no time, which the sandbox does
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no timeout, but the sandbox has one
 
 
 def is_same_math(reply: str, answer: str) -> bool:
-    """Whether the final answer of `reply` equals `answer`: numbers, fractions, expressions, sets, intervals, matrices.
+    """Return whether the final answer of `reply` equals `answer`: numbers, fractions, expressions, sets, intervals,
+    matrices.
 
-    What stands in `\\boxed{...}` counts before anything else; where the reply has no mark of a final answer, what
-    math-verify finds last.
+    The content of `\\boxed{...}` takes precedence; if the reply marks no final answer, the last one that math-verify finds
+    counts.
 
-    Raises: ValueError for an `answer` in which it finds no mathematics.
+    Raises: ValueError if math-verify finds no mathematics in `answer`.
     """
     gold = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)
     if not gold:

@@ -12,38 +12,39 @@ from vla_rl.scoring.answers import final_answer, last_program, plain, same_outpu
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """How good a reply is."""
+    """The score of a reply."""
 
     value: float
-    """1 is right, 0 is wrong; a scorer of one's own may give anything."""
+    """Value of the reply: 1 is right, 0 is wrong; a scorer of your own may return any number."""
 
     fault: Fault | None = None
-    """What stopped the scorer, or the program that it ran. The value is what was earned until then: 0 of all but `code`."""
+    """Fault that stopped the scorer, or the program that it ran. The value is then that of the tests passed before (`code`),
+    or 0 (all other scorers)."""
 
     words: str = ""
-    """What went wrong, or which test failed."""
+    """Description of the error, or of the test that failed."""
 
 
 Scorer: TypeAlias = Callable[[Sandbox, str, dict[str, Any]], Awaitable[Score]]
-"""`await scorer(sandbox, reply, row)`: `row` is the data set's."""
+"""Called as `await scorer(sandbox, reply, row)`, with a row of the data set."""
 
 _MATH_LIMITS: Final = ProcessLimits(timeout_s=10.0)
 _CODE_LIMITS: Final = ProcessLimits(timeout_s=10.0, network=False)
 _CODE_BUDGET_S: Final = 60.0
-"""For all tests of a row together, while they run."""
+"""Running time of all tests of a row together."""
 
 _OWN_LIMITS: Final = ProcessLimits(timeout_s=30.0)
 
 
 class CodeTest(msgspec.Struct, frozen=True):
-    """One test of a program: what it reads, and what it has to print."""
+    """One test of a program: its input, and its expected output."""
 
     stdin: str
     stdout: str
 
 
 def make_scorer(name: str, *, answer_field: str = "answer") -> Scorer:
-    """A scorer by its name, or by `module:function`. Raises: ConfigError with the nearest match."""
+    """Return a scorer by its name, or by `module:function`. Raises: ConfigError, with the nearest name, if it is unknown."""
     if ":" in name:
         return _own_scorer(name)
     makers = {"exact": _exact, "match": _match, "math": _math, "code": _code}
@@ -89,8 +90,8 @@ def _math(answer_field: str) -> Scorer:
 
 def _code(answer_field: str) -> Scorer:
     async def code(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        """The share of the tests that pass; the first that does not is named, and ends it where the program hangs. So does
-        the end of the budget."""
+        """Return the share of the tests that pass, with the first failure. A program that hangs ends the tests; so does the
+        end of the budget."""
         tests = code_tests(row, answer_field)
         program, num_passed, left_s = last_program(reply), 0, _CODE_BUDGET_S
         fault: Fault | None = None
@@ -117,21 +118,21 @@ def _code(answer_field: str) -> Scorer:
 
 
 def _isolated(result: CallResult) -> CallResult:
-    """The result of a call that ran. Raises: EnvError where the kernel did not isolate it: that says nothing of a reply."""
+    """Return the result of a call. Raises: EnvError if the kernel did not isolate it, because it then did not run."""
     if result.fault == "not_isolated":
         raise EnvError(
-            f"a scorer's process was not isolated ({result.text}); raise user.max_user_namespaces, or play fewer "
+            f"a scorer's process was not isolated ({result.text}); raise user.max_user_namespaces, or run fewer "
             "conversations at a time"
         )
     return result
 
 
 def code_tests(row: dict[str, Any], answer_field: str) -> list[CodeTest]:
-    """The tests of a row for the scorer `code`. Raises: DataError where they are none."""
+    """Return the tests of a row for the scorer `code`. Raises: DataError if the field is not a list of tests."""
     try:
         tests = msgspec.convert(row[answer_field], list[CodeTest])
     except msgspec.ValidationError as error:
-        raise DataError(f"{answer_field!r} of a row is no list of tests {{stdin, stdout}}: {error}") from error
+        raise DataError(f"{answer_field!r} of a row is not a list of tests {{stdin, stdout}}: {error}") from error
     if not tests:
         raise DataError(f"{answer_field!r} of a row is an empty list, expected at least one test {{stdin, stdout}}")
     return tests

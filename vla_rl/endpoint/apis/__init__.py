@@ -1,4 +1,4 @@
-"""The APIs that the endpoint speaks, each in a module of its own.
+"""The APIs of the endpoint, each in a module of its own.
 
 chat          `/v1/chat/completions`         responses     `/v1/responses`
 completions   `/v1/completions`              messages      `/v1/messages`, Anthropic's

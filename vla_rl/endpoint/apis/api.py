@@ -1,4 +1,4 @@
-"""An API as the server sees it: how its requests are read, and how its answers are written.
+"""The interface of an API: reading its requests, and writing its answers.
 
 body ─► Api.read ─► ApiRequest ─► .asked ─► (the policy generates) ─► .whole(answer)  or  .events(answer)
 """
@@ -14,17 +14,17 @@ from vla_rl.types import ANY_REPLY, Completion, Message, Prompt, ReplyOptions, T
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the policy, whichever API it came through."""
+    """A request to the policy, from any API."""
 
     prompts: tuple[Prompt, ...]
-    """One for a conversation; text completions may have several."""
+    """Prompts of the request: one for a conversation; text completions may have several."""
 
     model: str = ""
     tools: tuple[ToolSpec, ...] = ()
     options: ReplyOptions = ANY_REPLY
 
     max_tokens: int | None = None
-    """Longest reply, in tokens."""
+    """Most tokens of a reply; None: no limit in the request."""
 
     num_choices: int = 1
     """Replies to each prompt."""
@@ -33,26 +33,26 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Answer with events instead of one body."""
 
     ignored: tuple[str, ...] = ()
-    """Fields of the request that were not read."""
+    """Names of the request's fields that were not read."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The policy's replies to one request."""
 
     number: str
-    """Unique at this endpoint; part of all ids."""
+    """Number of the answer, unique at this endpoint; part of all ids."""
 
     model: str
-    """Name that the request gave it."""
+    """Name of the model in the request."""
 
     replies: tuple[Completion, ...]
-    """Prompt by prompt, `num_choices` each."""
+    """Replies, prompt by prompt, `num_choices` for each."""
 
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
 
 
 class ApiRequest(Protocol):
-    """One request, read."""
+    """One request after it was read."""
 
     @property
     def asked(self) -> Asked:
@@ -60,11 +60,11 @@ class ApiRequest(Protocol):
         ...
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         ...
 
     def events(self, answer: Answer) -> Iterator[bytes]:
-        """The same answer as server-sent events."""
+        """Yield the same answer as server-sent events."""
         ...
 
 
@@ -72,36 +72,36 @@ class Memory(Protocol):
     """Conversations that a later request may continue by the id of an answer."""
 
     def recall(self, answer_id: str) -> Sequence[Message] | None:
-        """The conversation up to that answer; None if there is none."""
+        """Return the conversation up to that answer; None if there is none."""
         ...
 
     def remember(self, answer_id: str, conversation: Sequence[Message]) -> None:
-        """Keep a conversation until the session ends."""
+        """Store a conversation until the session ends."""
         ...
 
 
 class Api(Protocol):
-    """One way to ask."""
+    """One API of the endpoint."""
 
     @property
     def path(self) -> str:
-        """Path that requests are posted to."""
+        """Path that clients post requests to."""
         ...
 
     def read(self, body: bytes, memory: Memory) -> ApiRequest:
-        """Read a request, in any thread. Raises: RequestError."""
+        """Read a request, in any thread. Raises: RequestError if it is invalid or not supported."""
         ...
 
     def error(self, error: RequestError) -> dict[str, Any]:
-        """The body of an error."""
+        """Return the body of an error."""
         ...
 
 
 def data_event(body: dict[str, Any]) -> bytes:
-    """A server-sent event without a name."""
+    """Encode a server-sent event without a name."""
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def named_event(body: dict[str, Any]) -> bytes:
-    """A server-sent event that is named by the `type` of its body."""
+    """Encode a server-sent event that is named by the `type` of its body."""
     return b"event: " + str(body["type"]).encode() + b"\n" + data_event(body)

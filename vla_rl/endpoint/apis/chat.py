@@ -1,7 +1,7 @@
-"""`/v1/chat/completions`: conversations as OpenAI's older API has them.
+"""`/v1/chat/completions`: conversations in the format of OpenAI's older API.
 
-Fields that shape sampling, such as `temperature`, are left to the training run, to which the log-probs belong; the answer's
-header `x-vla-rl-ignored` names them. A field that would change what an answer means, and is not supported, is refused.
+Fields that shape sampling, such as `temperature`, are ignored, because the training run sets them for its log-probs; the
+answer's header `x-vla-rl-ignored` names them. An unsupported field that would change the meaning of an answer is rejected.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class _Message(msgspec.Struct):
     name: str | None = None
 
     def message(self) -> Message:
-        """The message in our words."""
+        """Return the message in the types of vla_rl."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
@@ -86,7 +86,7 @@ class _ResponseFormat(msgspec.Struct):
 
 
 class _Fields(msgspec.Struct):
-    """The fields of a request that count here."""
+    """The fields of a request that are read."""
 
     messages: list[_Message]
     model: str = ""
@@ -130,11 +130,11 @@ class ChatRequest:
         )
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        """A `chat.completion`."""
+        """Return a `chat.completion`."""
         return whole_answer(answer, has_log_probs=self._has_log_probs)
 
     def events(self, answer: Answer) -> Iterator[bytes]:
-        """The same as `chat.completion.chunk`s."""
+        """Yield the same as `chat.completion.chunk`s."""
         return streamed_answer(answer, has_log_probs=self._has_log_probs, wants_usage=self._wants_usage)
 
 
@@ -148,7 +148,7 @@ class ChatApi:
         return ChatRequest(*read_fields(body, _Fields))
 
     def error(self, error: RequestError) -> dict[str, Any]:
-        """An error as OpenAI's."""
+        """Return an error in OpenAI's format."""
         return openai_error(error)
 
 

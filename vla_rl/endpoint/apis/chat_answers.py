@@ -1,4 +1,4 @@
-"""Answers in the format of `/v1/chat/completions`: whole, or as a stream of chunks."""
+"""Answers in the format of `/v1/chat/completions`: complete, or as a stream of chunks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from vla_rl.types import Completion
 
 
 def whole_answer(answer: Answer, *, has_log_probs: bool) -> dict[str, Any]:
-    """A `chat.completion`."""
+    """Return a `chat.completion`."""
     choices = [
         {
             "index": index,
@@ -23,7 +23,7 @@ def whole_answer(answer: Answer, *, has_log_probs: bool) -> dict[str, Any]:
 
 
 def streamed_answer(answer: Answer, *, has_log_probs: bool, wants_usage: bool) -> Iterator[bytes]:
-    """The same as `chat.completion.chunk`s: of each choice role, text, tool calls and end; then the usage, if asked for."""
+    """Yield the same as `chat.completion.chunk`s: role, text, tool calls and end of each choice, then usage if requested."""
     head = _head(answer, "chat.completion.chunk")
     if wants_usage:
         head["usage"] = None
@@ -53,7 +53,7 @@ def _message(reply: Completion, prefix: str) -> dict[str, Any]:
 
 
 def _call_prefix(answer: Answer, index: int) -> str:
-    """Ids are unique over all answers, since a policy's own are unique in one conversation only."""
+    """Return a prefix that makes ids unique over all answers; a policy's own are unique in one conversation only."""
     return f"call-{answer.number}-{index}"
 
 
@@ -79,6 +79,6 @@ def _head(answer: Answer, kind: str) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> dict[str, int]:
-    """The prompt counts once, however many replies it had."""
+    """Return the usage; the prompt counts once for all its replies."""
     num_read, num_said = len(answer.replies[0].prompt_tokens), sum(len(reply.tokens) for reply in answer.replies)
     return {"prompt_tokens": num_read, "completion_tokens": num_said, "total_tokens": num_read + num_said}

@@ -15,7 +15,7 @@ from vla_rl.endpoint.errors import RequestError, openai_error
 from vla_rl.types import Completion, Prompt, ReplyOptions
 
 MOST_LISTED: Final = 5
-"""Alternatives to a token that OpenAI lists here."""
+"""Most alternatives to a token that OpenAI lists in this API."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -68,12 +68,12 @@ class CompletionRequest:
         )
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        """A `text_completion`."""
+        """Return a `text_completion`."""
         choices = [self._choice(index, reply) for index, reply in enumerate(answer.replies)]
         return {**_head(answer), "choices": choices, "usage": self._usage(answer)}
 
     def events(self, answer: Answer) -> Iterator[bytes]:
-        """The same, a choice each."""
+        """Yield the same, one event for each choice."""
         for index, reply in enumerate(answer.replies):
             yield data_event({**_head(answer), "choices": [self._choice(index, reply)]})
         if self._wants_usage:
@@ -105,12 +105,12 @@ class CompletionApi:
         return CompletionRequest(*read_fields(body, _Fields))
 
     def error(self, error: RequestError) -> dict[str, Any]:
-        """An error as OpenAI's."""
+        """Return an error in OpenAI's format."""
         return openai_error(error)
 
 
 def _prompts(given: str | list[str | int | list[int]]) -> tuple[Prompt, ...]:
-    """One text, one list of tokens, or a list of several of either."""
+    """Read one text, one list of tokens, or a list of several of either."""
     if isinstance(given, str):
         return (given,)
     if not given:

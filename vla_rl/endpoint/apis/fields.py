@@ -1,7 +1,7 @@
-"""Fields of a JSON request, decoded one by one, so that an error names exactly the field that is wrong.
+"""Fields of a JSON request, decoded one by one, so that an error names the exact field that is wrong.
 
-A null is as good as a missing field. Fields that are not read are skipped without decoding them. A long list is decoded
-item by item: other threads get their turn in between.
+A null counts as a missing field. Fields that are not read are skipped without decoding. A long list is decoded item by item,
+so that other threads can run in between.
 """
 
 import functools
@@ -13,13 +13,13 @@ import msgspec
 from vla_rl.endpoint.errors import RequestError
 
 MOST_NAMED: Final = 32
-"""Ignored fields that the answer's header names."""
+"""Most ignored fields that the answer's header names."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_fields(body: bytes, request: type[T]) -> tuple[T, tuple[str, ...]]:
-    """A request, and the names of the fields that were not read, as a header can hold them. Raises: RequestError."""
+    """Return a request, and the names of the unread fields in a form that fits a header. Raises: RequestError."""
     try:
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -36,7 +36,7 @@ def read_fields(body: bytes, request: type[T]) -> tuple[T, tuple[str, ...]]:
 
 
 def refuse(param: str, value: object, expected: str, code: str = "unsupported_value") -> RequestError:
-    """The error for one value."""
+    """Return the error for one value."""
     shown = repr(value)
     return RequestError(
         f"{param} is {shown if len(shown) <= 120 else shown[:117] + '...'}, expected {expected}", param=param, code=code
@@ -60,7 +60,7 @@ def _one(name: str, raw: bytes, kind: Any) -> Any:
 
 
 def _item_type(kind: Any) -> Any:
-    """Type of the items, if `kind` is a list or may be one."""
+    """Return the type of the items, if `kind` is a list or may be one."""
     choices = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     return next((get_args(each)[0] for each in choices if get_origin(each) is list), None)
 

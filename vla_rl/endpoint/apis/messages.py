@@ -1,4 +1,4 @@
-"""`/v1/messages`: conversations as Anthropic's API has them, for agents that speak to no other."""
+"""`/v1/messages`: conversations in the format of Anthropic's API, for agents that support no other."""
 
 import json
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class _OutputConfig(msgspec.Struct):
 
 
 class _Fields(msgspec.Struct):
-    """The fields of a request that count here."""
+    """The fields of a request that are read."""
 
     messages: list[_Message]
     max_tokens: int
@@ -87,7 +87,7 @@ class MessagesRequest:
         )
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        """A `message`."""
+        """Return a `message`."""
         (reply,) = answer.replies
         blocks: list[dict[str, Any]] = []
         if reply.message.content:
@@ -114,7 +114,7 @@ class MessagesRequest:
         }
 
     def events(self, answer: Answer) -> Iterator[bytes]:
-        """The same, block by block."""
+        """Yield the same, block by block."""
         body = self.whole(answer)
         begun = {**body, "content": [], "stop_reason": None, "stop_sequence": None}
         yield named_event({"type": "message_start", "message": begun})
@@ -142,12 +142,12 @@ class MessagesApi:
         return MessagesRequest(*read_fields(body, _Fields))
 
     def error(self, error: RequestError) -> dict[str, Any]:
-        """An error as Anthropic's."""
+        """Return an error in Anthropic's format."""
         return anthropic_error(error)
 
 
 def _messages(name: str, message: _Message) -> list[Message]:
-    """One message of the API is one of ours, except that each result of a tool is one of its own."""
+    """Convert one message of the API into one of ours, with a separate message for each tool result."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     results: list[Message] = []
@@ -162,7 +162,10 @@ def _messages(name: str, message: _Message) -> list[Message]:
         elif block.type == "tool_result":
             content = _text(f"{place}.content", block.content)
             results.append(Message(role="tool", content=content, tool_call_id=block.tool_use_id))
-        elif block.type not in ("thinking", "redacted_thinking"):  # the policy gives none
+        elif block.type not in (
+            "thinking",
+            "redacted_thinking",
+        ):  # the policy produces none, so another model's is ignored
             raise refuse(f"{place}.type", block.type, "text, tool_use or tool_result")
     if texts or calls or not results:
         results.append(Message(role=message.role, content="".join(texts), tool_calls=tuple(calls)))
@@ -201,7 +204,7 @@ def _format(fields: _Fields) -> ReplyFormat | None:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as the object that this API requires; anything else that the policy wrote stands under `value`."""
+    """Return arguments as the object that this API requires; other JSON that the policy wrote is put under `value`."""
     try:
         value = json.loads(arguments)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Answers in the format of `/v1/responses`: whole, or as the events in which they come into being."""
+"""Answers in the format of `/v1/responses`: complete, or as the events that build them up."""
 
 import itertools
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def response_body(answer: Answer, echo: Echo, *, has_log_probs: bool) -> dict[str, Any]:
-    """A `response`."""
+    """Return a `response`."""
     (reply,) = answer.replies
     is_cut = reply.finish_reason == "length"
     num_read, num_said = len(reply.prompt_tokens), len(reply.tokens)
@@ -55,7 +55,7 @@ def response_body(answer: Answer, echo: Echo, *, has_log_probs: bool) -> dict[st
 
 
 def said_message(answer: Answer) -> Message:
-    """The reply, its calls under the ids that the client was given."""
+    """Return the reply, with the ids of its calls that the client got."""
     (reply,) = answer.replies
     calls = tuple(
         msgspec.structs.replace(call, id=_call_id(answer, number))
@@ -65,7 +65,7 @@ def said_message(answer: Answer) -> Message:
 
 
 def response_events(body: dict[str, Any]) -> Iterator[bytes]:
-    """The events that build up `body`."""
+    """Yield the events that build up `body`."""
     numbers = itertools.count()
 
     def event(kind: str, **fields: Any) -> bytes:
@@ -95,7 +95,7 @@ def response_events(body: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _items(answer: Answer, *, has_log_probs: bool) -> list[dict[str, Any]]:
-    """The text, if there is one or nothing else, and the calls."""
+    """Return the text, if there is one or there are no calls, and the calls."""
     (reply,) = answer.replies
     items: list[dict[str, Any]] = []
     status = "incomplete" if reply.finish_reason == "length" else "completed"

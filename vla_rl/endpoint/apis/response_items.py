@@ -1,4 +1,4 @@
-"""Items of `/v1/responses` as messages: texts, calls of functions and their outputs.
+"""Items of `/v1/responses` as messages: texts, function calls and their outputs.
 
 message(assistant), function_call, function_call ─► one message of the assistant with two calls
 function_call_output                             ─► one message of a tool
@@ -26,7 +26,7 @@ class Part(msgspec.Struct):
 
 
 class Item(msgspec.Struct):
-    """One item of the input; which fields count depends on its type."""
+    """One item of the input; its type determines which fields are read."""
 
     type: str = "message"
     role: str | None = None
@@ -38,7 +38,7 @@ class Item(msgspec.Struct):
 
 
 def messages_of(given: str | Sequence[Item]) -> list[Message]:
-    """The conversation that items describe. Raises: RequestError naming the item that is no part of one."""
+    """Convert items into a conversation. Raises: RequestError, naming the item, if one does not fit."""
     if isinstance(given, str):
         return [Message(role="user", content=given)] if given else []
     messages: list[Message] = []
@@ -51,7 +51,7 @@ def messages_of(given: str | Sequence[Item]) -> list[Message]:
         elif item.type == "function_call_output":
             call_id = _required(name, "call_id", item.call_id)
             messages.append(Message(role="tool", content=_text(f"{name}.output", item.output), tool_call_id=call_id))
-        elif item.type != "reasoning":  # the policy gives none, so another model's is nothing it said
+        elif item.type != "reasoning":  # the policy produces none, so another model's is ignored
             raise refuse(f"{name}.type", item.type, "message, function_call, function_call_output or reasoning")
     return messages
 
@@ -63,7 +63,7 @@ def _message(name: str, item: Item) -> Message:
 
 
 def _add_call(messages: list[Message], name: str, item: Item) -> None:
-    """A call belongs to the assistant's message that stands right before it."""
+    """Add a call to the assistant's message right before it, or to a new one."""
     call = ToolCall(
         id=_required(name, "call_id", item.call_id),
         name=_required(name, "name", item.name),

@@ -1,6 +1,6 @@
-"""`/v1/responses`: conversations as OpenAI's newer API has them, a list of items instead of messages.
+"""`/v1/responses`: conversations in the format of OpenAI's newer API, a list of items instead of messages.
 
-An answer can be continued by `previous_response_id` as long as its session lives, unless `store` is false. As at OpenAI, the
+An answer can be continued with `previous_response_id` until its session ends, unless `store` is false. As with OpenAI, the
 instructions of earlier requests are not carried over.
 """
 
@@ -26,7 +26,7 @@ from vla_rl.endpoint.errors import RequestError, openai_error
 from vla_rl.types import Message, ReplyFormat, ReplyOptions
 
 LOG_PROBS: Final = "message.output_text.logprobs"
-"""Entry of `include` that asks for the log-probs of the text."""
+"""Entry of `include` that requests the log-probs of the text."""
 
 
 class _Tool(Function):
@@ -42,7 +42,7 @@ class _Text(msgspec.Struct):
 
 
 class _Fields(msgspec.Struct):
-    """The fields of a request that count here."""
+    """The fields of a request that are read."""
 
     input: str | list[Item] = ""
     model: str = ""
@@ -103,11 +103,11 @@ class ResponseRequest:
         )
 
     def whole(self, answer: Answer) -> dict[str, Any]:
-        """A `response`."""
+        """Return a `response`."""
         return self._completed(answer)
 
     def events(self, answer: Answer) -> Iterator[bytes]:
-        """The same, as the events in which a response comes into being."""
+        """Yield the same, as the events that build up a response."""
         return response_events(self._completed(answer))
 
     def _completed(self, answer: Answer) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class ResponseApi:
         return ResponseRequest(*read_fields(body, _Fields), memory)
 
     def error(self, error: RequestError) -> dict[str, Any]:
-        """An error as OpenAI's."""
+        """Return an error in OpenAI's format."""
         return openai_error(error)
 
 

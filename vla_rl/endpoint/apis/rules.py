@@ -1,6 +1,6 @@
-"""Rules for replies as requests state them: tools, which of them to call, the form of the text, and stop texts.
+"""Rules for replies in requests: tools, which of them to call, the format of the text, and stop texts.
 
-`chat/completions` and `responses` nest the same fields differently; what they mean is here.
+`chat/completions` and `responses` nest the same fields differently; this module interprets them.
 """
 
 from typing import Any, Final
@@ -25,7 +25,7 @@ MOST_ALTERNATIVES: Final = 20
 
 
 class Function(msgspec.Struct):
-    """A tool as OpenAI describes it."""
+    """A tool in OpenAI's format."""
 
     name: str
     description: str | None = None
@@ -33,7 +33,7 @@ class Function(msgspec.Struct):
     strict: bool | None = None
 
     def spec(self) -> ToolSpec:
-        """The tool in our words."""
+        """Return the tool in the types of vla_rl."""
         return ToolSpec(
             name=self.name,
             description=self.description or "",
@@ -43,7 +43,7 @@ class Function(msgspec.Struct):
 
 
 class JsonSchema(msgspec.Struct):
-    """The schema of a structured output, with OpenAI's name for it."""
+    """The schema of a structured output, in OpenAI's format."""
 
     name: str = ""
     schema: dict[str, Any] | None = None
@@ -57,16 +57,16 @@ class JsonSchema(msgspec.Struct):
 
 
 def tool_rule(param: str, choice: Any, parallel: bool | None, tools: tuple[ToolSpec, ...]) -> ToolRule:
-    """Which tools a reply may call.
+    """Return the tools that a reply may call.
 
     Args:
         param: name of the field, for errors.
         choice: "auto", "none", "required", one named function, or a list of allowed ones; functions are named at the top, or
             one level below under "function".
         parallel: whether one reply may hold several calls; None: yes.
-        tools: that the request gives.
+        tools: the tools of the request.
 
-    Raises: RequestError naming what is not there or not supported.
+    Raises: RequestError, naming the missing tool or the unsupported choice.
     """
     max_calls = 1 if parallel is False and tools else None
     if choice is None or choice in ("auto", "none", "required"):
@@ -94,7 +94,7 @@ def tool_rule(param: str, choice: Any, parallel: bool | None, tools: tuple[ToolS
 
 
 def text_format(param: str, kind: str, schema: JsonSchema | None) -> ReplyFormat | None:
-    """The form that `response_format` or `text.format` asks for. Raises: RequestError for an unknown one."""
+    """Return the format in `response_format` or `text.format`. Raises: RequestError for an unknown one."""
     if kind == "text":
         return None
     if kind == "json_object":
@@ -107,7 +107,7 @@ def text_format(param: str, kind: str, schema: JsonSchema | None) -> ReplyFormat
 
 
 class StructuredOutputs(msgspec.Struct):
-    """vLLM's extension of OpenAI's API: exactly one of these."""
+    """vLLM's extension of OpenAI's API; exactly one field is set."""
 
     json: dict[str, Any] | None = None
     regex: str | None = None
@@ -115,7 +115,7 @@ class StructuredOutputs(msgspec.Struct):
     grammar: str | None = None
 
     def format(self) -> ReplyFormat:
-        """The form of a reply. Raises: RequestError unless it is exactly one."""
+        """Return the format of a reply. Raises: RequestError unless exactly one field is set."""
         found: list[ReplyFormat] = []
         if self.json is not None:
             found.append(JsonFormat(schema=self.json))
@@ -134,7 +134,7 @@ class StructuredOutputs(msgspec.Struct):
 
 
 def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Texts that end a reply. Raises: RequestError for too many or an empty one."""
+    """Return the texts that end a reply. Raises: RequestError for too many or an empty one."""
     texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(texts) > MOST_STOPS:
         raise refuse("stop", len(texts), f"at most {MOST_STOPS} texts")
@@ -144,6 +144,6 @@ def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def require_between(param: str, value: int | None, least: int, most: int | None = None) -> None:
-    """Raise RequestError unless a number, if it is given, is in its range."""
+    """Raise RequestError if a number is given and out of its range."""
     if value is not None and (value < least or (most is not None and value > most)):
         raise refuse(param, value, f"at least {least}" if most is None else f"{least} to {most}")

@@ -1,4 +1,4 @@
-"""Log-probs of sampled tokens as clients expect them: the recorded ones, without the token that ends a reply.
+"""Log-probs of sampled tokens in the clients' format: the recorded ones, without the token that ends a reply.
 
 They are those of the distribution that was sampled, after the run's temperature and under the reply's grammar.
 """
@@ -9,12 +9,12 @@ from vla_rl.types import Completion, TokenReport
 
 
 def chat_log_probs(reply: Completion) -> dict[str, Any]:
-    """`logprobs` of a chat completion's choice."""
+    """Return the `logprobs` of a chat completion's choice."""
     return {"content": listed_log_probs(reply), "refusal": None}
 
 
 def listed_log_probs(reply: Completion) -> list[dict[str, Any]]:
-    """One entry for each token of the reply's text, calls included."""
+    """Return one entry for each token of the reply's text, with its calls."""
     return [
         {
             **_entry(token.text, log_prob),
@@ -25,7 +25,7 @@ def listed_log_probs(reply: Completion) -> list[dict[str, Any]]:
 
 
 def reported_tokens(reply: Completion) -> list[tuple[TokenReport, float]]:
-    """The tokens that make the text, with their log-probs; none if the policy reports none."""
+    """Return the tokens of the text, with their log-probs; none if the policy reports none."""
     if reply.report is None:
         return []
     pairs = list(zip(reply.report, reply.log_probs.tolist(), strict=True))

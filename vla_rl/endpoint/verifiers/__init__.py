@@ -1,4 +1,4 @@
-"""Environments of the verifiers library, unchanged, behind the protocol of text environments.
+"""Environments of the verifiers library, unchanged, with the protocol of text environments.
 
 Not imported by `vla_rl.endpoint`; verifiers itself is imported in the environment's process only.
 """

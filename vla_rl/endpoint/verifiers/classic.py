@@ -8,12 +8,12 @@ from vla_rl.errors import EnvError
 
 
 class Classic:
-    """An environment that a module's `load_environment` makes.
+    """An environment made by a module's `load_environment`.
 
     Args:
-        env_id: of the environment.
-        arguments: of its own `load_environment`.
-        load: that of verifiers.
+        env_id: id of the environment.
+        arguments: arguments of its own `load_environment`.
+        load: the `load_environment` of verifiers.
     """
 
     roles: tuple[str, ...] = ()
@@ -22,17 +22,17 @@ class Classic:
         self._env_id, self._arguments, self._load = env_id, arguments, load
 
     async def open(self) -> None:
-        """Load it as verifiers does."""
+        """Load the environment as verifiers does."""
         self._env: Any = self._load(self._env_id, **self._arguments)
         self._rows: Any = self._env.get_dataset()
 
     @property
     def num_rows(self) -> int:
-        """Rows of its data set."""
+        """Number of rows of the data set."""
         return len(self._rows)
 
     async def play(self, row: int, base_url: str, api_key: str) -> Played:
-        """One rollout."""
+        """Run one rollout."""
         from openai import AsyncOpenAI
         from verifiers.clients import OpenAIChatCompletionsClient
 
@@ -50,4 +50,4 @@ class Classic:
         )
 
     async def close(self) -> None:
-        """Do nothing: it holds nothing open."""
+        """Do nothing: nothing is open."""

@@ -1,7 +1,7 @@
-"""A verifiers rollout turned inside out: it calls a model when it likes, and an agent drives it turn by turn.
+"""A verifiers rollout with inverted control: the rollout calls a model, and an agent steps it turn by turn.
 
-verifiers ──chat completion──► endpoint ──► Relay.generate ──► what step() or reset() returns
-          ◄──────answer──────                      ◄────────── what step() is given next
+verifiers ──chat completion──► endpoint ──► Relay.generate ──► result of step() or reset()
+          ◄──────answer──────                      ◄────────── argument of the next step()
 """
 
 import asyncio
@@ -39,11 +39,11 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Relay:
-    """A policy that has others answer: each call waits in `asked`, one at a time.
+    """A policy that passes its calls on: each call waits in `asked` for an answer, one at a time.
 
     Args:
         role: name of the agent that calls.
-        asked: shared with the relays of other roles; None for a queue of its own.
+        asked: queue shared with the relays of other roles; None: a queue of its own.
     """
 
     def __init__(self, role: str = DEFAULT_AGENT, asked: "asyncio.Queue[Asked] | None" = None) -> None:
@@ -51,7 +51,7 @@ class Relay:
         self.asked: asyncio.Queue[Asked] = asyncio.Queue(maxsize=1) if asked is None else asked
 
     def for_role(self, role: str) -> "Relay":
-        """A relay for another role of the same rollout."""
+        """Return a relay for another role of the same rollout."""
         return Relay(role, self.asked)
 
     async def generate(
@@ -63,9 +63,9 @@ class Relay:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Wait for the answer that the future in `asked` is given. Its tokens are unknown here.
+        """Wait for the answer, which the future in `asked` gets. Its tokens are unknown here.
 
-        Raises: ValueError for a prompt that is no conversation.
+        Raises: ValueError for a prompt that is not a conversation.
         """
         if isinstance(prompt, str | np.ndarray):
             raise ValueError("a text environment takes conversations, expected messages; ask for a chat completion")
@@ -83,15 +83,15 @@ class Relay:
 
 
 class VerifiersEpisode:
-    """Implements `vla_rl.types.TextEnv`. A call that does not continue a known conversation of its role begins another: its
-    agent is named `policy-2`, `policy-3` and so on, and is the same policy unless each name has its own. In an environment
-    with several roles the agents have the names of these, and each earns the reward of its role.
+    """Implements `vla_rl.types.TextEnv`. A call that does not continue a known conversation of its role starts another: its
+    agent is named `policy-2`, `policy-3` and so on, and uses the same policy unless each name has its own. In an environment
+    with several roles the agents have the names of the roles, and each gets the reward of its role.
 
     Args:
-        episode: what is played.
+        episode: the episode to run.
         relay: the policy that the rollout calls.
-        play: begins the rollout.
-        success_at: rewards from here on count as success.
+        play: starts the rollout.
+        success_at: smallest reward that counts as success.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class VerifiersEpisode:
 
     @property
     def episode(self) -> EpisodeSpec:
-        """The episode this lease is for."""
+        """The episode that this lease is for."""
         return self._episode
 
     async def reset(self) -> TextStart:
-        """Begin the rollout and wait for its first call. Raises: EnvError if it ends without one."""
+        """Start the rollout and wait for its first call. Raises: EnvError if it ends without one."""
         if self._playing is not None:
             raise RuntimeError("an episode is reset once; lease the next one.")
         self._playing = asyncio.get_running_loop().create_task(self._play(), name="verifiers rollout")
@@ -134,7 +134,7 @@ class VerifiersEpisode:
         self._heard[self._agent].append(message)
         if (
             not self._pending.answer.done()
-        ):  # else the caller is gone, and the next call or the end of the rollout tells why
+        ):  # else the caller is gone, and the next call or the end of the rollout reports why
             self._pending.answer.set_result(message)
         played = await self._next()
         if played is None:
@@ -167,13 +167,13 @@ class VerifiersEpisode:
         )
 
     async def end(self) -> None:
-        """Cancel the rollout, if it still runs, and wait for its end."""
+        """Cancel the rollout if it still runs, and wait for its end."""
         if self._playing is not None:
             self._playing.cancel()
             await asyncio.gather(self._playing, return_exceptions=True)
 
     async def _next(self) -> Played | None:
-        """The outcome of the rollout, or None if it calls the model again."""
+        """Return the outcome of the rollout, or None if it calls the model again."""
         assert self._playing is not None
         self._pending = None
         asking = asyncio.get_running_loop().create_task(self._relay.asked.get(), name="call of a verifiers rollout")
@@ -188,12 +188,12 @@ class VerifiersEpisode:
             await asyncio.gather(asking, return_exceptions=True)
 
     def _pending_options(self) -> ReplyOptions:
-        """Rules of the call that waits for an answer."""
+        """Return the rules of the call that waits for an answer."""
         assert self._pending is not None
         return self._pending.options
 
     def _hear(self) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
-        """Find the conversation that the call continues, and give what is new in it."""
+        """Find the conversation that the call continues, and return its new messages and tools."""
         assert self._pending is not None
         asked = self._pending.messages
         best = max(
@@ -228,7 +228,7 @@ def _continues(asked: Sequence[Message], heard: Sequence[Message]) -> bool:
 
 
 def _says_the_same(left: Message, right: Message) -> bool:
-    """Whether two messages are the same except for ids and spaces around the text, which came through another program."""
+    """Return whether two messages differ only in ids and outer spaces, which another program may have changed."""
     return (left.role, left.content.strip(), [(call.name, call.arguments) for call in left.tool_calls]) == (
         right.role,
         right.content.strip(),
@@ -237,7 +237,7 @@ def _says_the_same(left: Message, right: Message) -> bool:
 
 
 def _names_of_calls(asked: Sequence[Message], heard: Sequence[Message]) -> dict[str, str]:
-    """The ids that the policy gave its tool calls, by those that came back."""
+    """Return the policy's own ids of its tool calls, by the ids that came back."""
     return {
         theirs.id: ours.id
         for told, said in zip(asked, heard, strict=False)

@@ -1,4 +1,4 @@
-"""The outcome of one row of a verifiers environment, and the interface of its players."""
+"""The outcome of one row of a verifiers environment, and the interface that runs rows."""
 
 from typing import Any, Protocol
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout of a verifiers environment."""
+    """The outcome of one rollout of a verifiers environment."""
 
     reward: float
     """Reward of the episode; if several roles are trained, the mean of theirs."""
@@ -20,16 +20,16 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Player(Protocol):
-    """Plays rows of one environment."""
+    """Runs rows of one environment."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of its data set."""
+        """Number of rows of the data set."""
         ...
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Names of its agents, which are the models that they ask for; none if there is one agent."""
+        """Names of the agents, which are the models that they request; empty if there is one agent."""
         ...
 
     async def open(self) -> None:
@@ -37,14 +37,14 @@ class Player(Protocol):
         ...
 
     async def play(self, row: int, base_url: str, api_key: str) -> Played:
-        """One rollout whose model is at `base_url`. Raises: EnvError if the environment itself fails."""
+        """Run one rollout whose model is at `base_url`. Raises: EnvError if the environment itself fails."""
         ...
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         ...
 
 
 def numbers(metrics: Any) -> dict[str, float]:
-    """Metrics that were measured."""
+    """Return the metrics that have a value."""
     return {name: float(value) for name, value in (metrics or {}).items() if value is not None}

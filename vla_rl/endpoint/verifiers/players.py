@@ -1,4 +1,4 @@
-"""Which player fits an environment of the package verifiers, and why none does.
+"""Choose the player that fits an environment of the package verifiers, or explain why none does.
 
     verifiers   0.1.9 ... 0.1.x   0.2   0.3   0.4
     classic     yes               yes   yes              a module with `load_environment`
@@ -18,10 +18,9 @@ from vla_rl.errors import ConfigError
 
 
 def player_of(env_id: str, arguments: dict[str, Any], max_rows: int | None) -> Player:
-    """The player that fits an environment and the verifiers that is installed.
+    """Return the player that fits an environment and the installed verifiers.
 
-    Raises: ConfigError without verifiers, for one that is too old, or for a module that is no environment of it, with the
-    cause.
+    Raises: ConfigError, with the cause, if verifiers is missing or too old, or the module is not an environment of it.
     """
     verifiers = _imported("verifiers")
     reason = "this verifiers has no v1 environments"
@@ -33,20 +32,20 @@ def player_of(env_id: str, arguments: dict[str, Any], max_rows: int | None) -> P
                 return (EpisodesOf03 if hasattr(v1, "load_environment") else EpisodesOf02)(env_id, arguments, max_rows)
             reason = f"{module.__name__} exports no Taskset by its `__all__`, as v1 environments do"
         except ModuleNotFoundError as error:
-            # of a module without a Taskset the classic loader may know more, such as where to look for it
+            # the classic loader may know more about a module without a Taskset, such as where to find it
             reason = told(error)
     try:
         load = verifiers.load_environment
     except (AttributeError, ImportError) as error:
         raise ConfigError(
             f"verifiers {verifiers.__version__} cannot load {env_id!r}: {reason}; and its load_environment, for classic "
-            f"environments, is not there: {told(error)}"
+            f"environments, is missing: {told(error)}"
         ) from error
     return Classic(env_id, arguments, load)
 
 
 def told(error: BaseException) -> str:
-    """An error with the errors that caused it, the first one last: a loader's own words often hide what was missing."""
+    """Format an error with its causes, the first cause last: a loader's own message often hides what was missing."""
     found: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -68,12 +67,14 @@ def _imported(name: str) -> ModuleType:
 
 
 def _v1_of(verifiers: ModuleType) -> Any:
-    """The module of v1 environments, in versions that have it in a form that is known here."""
+    """Return the module of v1 environments, in versions that have it in a supported form."""
     try:
         v1 = import_module("verifiers.v1")
     except ModuleNotFoundError as error:
         if error.name != "verifiers.v1":
-            raise ConfigError(f"verifiers {verifiers.__version__} cannot be imported whole: {told(error)}") from error
+            raise ConfigError(
+                f"verifiers {verifiers.__version__} cannot be imported completely: {told(error)}"
+            ) from error
         return None
     return v1 if hasattr(v1, "import_taskset") and hasattr(v1, "ModelContext") else None
 

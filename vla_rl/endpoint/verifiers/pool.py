@@ -28,30 +28,30 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
     """One environment of the verifiers library (0.1.9 to 0.4), in a process of its own."""
 
     env: str
-    """Name of the environment: of a module with a `load_environment`, or of a v1 taskset."""
+    """Name of the environment: a module with a `load_environment`, or a v1 taskset."""
 
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     """Arguments of the environment. A v1 environment takes the fields of its `EnvConfig`, such as
     `{"taskset": {...}, "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}`."""
 
     max_rows: int | None = None
-    """Use the first rows of the data set only. None: all of them; a taskset without end needs a number."""
+    """Use only this many rows of the data set, the first ones. None: all. Required for a taskset without end."""
 
     python: str | None = None
-    """Interpreter that has verifiers, the environment, and what an actor needs (msgspec, numpy, pyzmq, uvloop, aiohttp and
-    vla_rl); None for this one."""
+    """Python interpreter that has verifiers, the environment, and the packages that an actor needs (msgspec, numpy, pyzmq,
+    uvloop, aiohttp and vla_rl). None: this interpreter."""
 
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables of the process, such as the keys that its judges need."""
 
     num_envs: int = 64
-    """Rollouts at a time."""
+    """Rollouts that run at the same time."""
 
     success_at: float = 1.0
-    """Least reward that counts as success."""
+    """Smallest reward that counts as success."""
 
     start_timeout_s: float = 600.0
-    """Longest time for importing verifiers and loading the environment with its data set, in seconds."""
+    """Most seconds for importing verifiers and loading the environment with its data set."""
 
     def __post_init__(self) -> None:
         self.require(self.num_envs >= 1, "num_envs", ">= 1")
@@ -69,7 +69,9 @@ class VerifiersPool:
         self._runtime, self._config = runtime, config
         self._endpoint = Endpoint()
         self._keys: asyncio.Queue[str] = asyncio.Queue()
-        for _ in range(config.num_envs):  # verifiers keeps a client for every key that it has seen
+        for _ in range(
+            config.num_envs
+        ):  # few keys, used again: verifiers keeps a client for every key that it has seen
             self._keys.put_nowait(new_key())
         self._worker: VerifiersWorker | None = None
         self._num_rows = 0
@@ -106,18 +108,18 @@ class VerifiersPool:
 
     @property
     def num_envs(self) -> int:
-        """How many episodes can play at the same time."""
+        """Number of episodes that can run at the same time."""
         return self._config.num_envs
 
     def starts(self) -> list[TaskStart]:
-        """One start for each row of the data set; while the pool is open."""
+        """Return one start for each row of the data set; only while the pool is open."""
         spec = EnvSpec(id=self._config.env, kwargs=self._config.arguments)
         task = f"verifiers/{self._config.env}"
         return [TaskStart(env=spec, task=task, options={"row": row}) for row in range(self._num_rows)]
 
     @asynccontextmanager
     async def lease(self, episode: EpisodeSpec) -> AsyncIterator[VerifiersEpisode]:
-        """A rollout for this episode; leaving the context ends it. Raises: DataError for a row that is not there."""
+        """Lease a rollout for this episode; leaving the context ends it. Raises: DataError for a row that does not exist."""
         worker = self._worker
         if worker is None:
             raise RuntimeError("the pool of verifiers environments is not open; use `async with`.")

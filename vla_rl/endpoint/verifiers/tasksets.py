@@ -1,6 +1,6 @@
-"""v1 environments of the package verifiers, 0.2 to 0.4: tasksets that are played through an OpenAI-compatible URL.
+"""v1 environments of the package verifiers, 0.2 to 0.4: tasksets that run against an OpenAI-compatible URL.
 
-verifiers is imported inside of the methods only: it is large, and often in another interpreter.
+verifiers is imported only inside the methods: it is large, and often in another interpreter.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ class EpisodesOf02:
     """A v1 environment of verifiers 0.2: a taskset and a harness.
 
     Args:
-        env_id: of the taskset.
+        env_id: id of the taskset.
         arguments: fields of its `EnvConfig`, such as `{"harness": {"id": "null"}}`.
-        max_rows: of the taskset; None for all.
+        max_rows: most tasks of the taskset that are used; None: all.
     """
 
     def __init__(self, env_id: str, arguments: dict[str, Any], max_rows: int | None) -> None:
@@ -31,7 +31,7 @@ class EpisodesOf02:
         self._is_over = asyncio.Event()
 
     async def open(self) -> None:
-        """Build the environment and begin to serve its tools."""
+        """Build the environment and start to serve its tools."""
         self._env = self._build()
         self._tasks = self._select()
         is_ready = asyncio.Event()
@@ -44,11 +44,11 @@ class EpisodesOf02:
 
     @property
     def num_rows(self) -> int:
-        """Tasks of the taskset."""
+        """Number of tasks of the taskset."""
         return len(self._tasks)
 
     async def play(self, row: int, base_url: str, api_key: str) -> Played:
-        """One rollout."""
+        """Run one rollout."""
         import verifiers.v1 as vf
         from verifiers.v1.clients.config import EvalClientConfig
 
@@ -76,17 +76,17 @@ class EpisodesOf02:
         return tasks
 
     async def _serve(self, is_ready: asyncio.Event) -> None:
-        """Hold what the environment serves; its scopes have to be left by the task that entered them."""
+        """Keep the environment's services open; the task that entered their scopes has to leave them."""
         async with self._env.serving():
             is_ready.set()
             await self._is_over.wait()
 
 
 class EpisodesOf03(EpisodesOf02):
-    """A v1 environment of verifiers 0.3 and 0.4: a taskset and the agents that play it."""
+    """A v1 environment of verifiers 0.3 and 0.4: a taskset and its agents."""
 
     async def play(self, row: int, base_url: str, api_key: str) -> Played:
-        """One episode, in which each of several roles asks for the model of its name."""
+        """Run one episode, in which each of several roles requests the model of its name."""
         import verifiers.v1 as vf
 
         client = vf.EvalClientConfig(base_url=base_url, api_key_var=_variable_with(api_key))
@@ -114,15 +114,15 @@ class EpisodesOf03(EpisodesOf02):
 
 
 def _with_id(arguments: dict[str, Any], env_id: str) -> dict[str, Any]:
-    """The fields of an environment's configuration, its taskset named."""
+    """Return the fields of an environment's configuration, with the id of its taskset."""
     return {**arguments, "taskset": {**arguments.get("taskset", {}), "id": env_id}}
 
 
 def _variable_with(api_key: str) -> str:
-    """The environment variable that holds a key: verifiers' clients take keys from nowhere else.
+    """Return the environment variable that holds a key: verifiers' clients take keys only from there.
 
-    Keys are few and used again, as verifiers keeps a client for each variable. By its name verifiers keeps the variable from
-    the programs of its agents.
+    Keys are few and used again, because verifiers keeps a client for each variable. The name makes verifiers hide the
+    variable from the programs of its agents.
     """
     name = f"VLA_RL_{hashlib.sha256(api_key.encode()).hexdigest()[:16].upper()}_API_KEY"
     os.environ[name] = api_key
@@ -130,7 +130,7 @@ def _variable_with(api_key: str) -> str:
 
 
 def _outcome(traces: list[Any], errors: list[Any]) -> Played:
-    """The outcome of an episode. Raises: EnvError for one with an error."""
+    """Return the outcome of an episode. Raises: EnvError for one with an error."""
     errors = [*errors, *(error for trace in traces for error in trace.errors)]
     if errors:
         raise EnvError("the environment failed: " + "; ".join(f"{each.type}: {each.message}" for each in errors)[:2000])

@@ -1,4 +1,4 @@
-"""The process that holds a verifiers environment: it plays rows of its data set against our endpoint, unchanged."""
+"""The process of a verifiers environment: it runs rows of the data set against the endpoint."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from vla_rl.errors import ConfigError, EnvError
 
 
 class VerifiersWorker(Actor):
-    """Loads an environment once, and plays any number of its rows at a time.
+    """Loads an environment once, and runs any number of its rows at a time.
 
     Args:
-        env_id: name of the environment, as verifiers takes it.
-        arguments: of the environment, as plain values.
-        max_rows: rows of its data set that are used; None for all.
+        env_id: name of the environment in verifiers.
+        arguments: arguments of the environment, as plain values.
+        max_rows: rows of the data set that are used; None: all.
     """
 
     def __init__(self, env_id: str, arguments: dict[str, Any], max_rows: int | None) -> None:
@@ -28,7 +28,7 @@ class VerifiersWorker(Actor):
             await player.open()
         except ConfigError:
             raise
-        except Exception as error:  # an environment's own code raises what it likes
+        except Exception as error:  # an environment's own code may raise any error
             raise ConfigError(f"verifiers cannot load {self._env_id!r}: {told(error)}") from error
         self._player = player
 
@@ -38,20 +38,20 @@ class VerifiersWorker(Actor):
             await self._player.close()
 
     async def num_rows(self) -> int:
-        """Rows of its data set."""
+        """Return the number of rows of the data set."""
         assert self._player is not None
         return self._player.num_rows if self._max_rows is None else min(self._player.num_rows, self._max_rows)
 
     async def roles(self) -> tuple[str, ...]:
-        """Names of its agents, which are the models that they ask for; none if there is one agent."""
+        """Return the names of the agents, which are the models that they request; empty if there is one agent."""
         assert self._player is not None
         return self._player.roles
 
     @endpoint(concurrent=True)
     async def play(self, row: int, base_url: str, api_key: str) -> Played:
-        """One rollout, whose model is at `base_url`. Raises: EnvError if the environment itself fails."""
+        """Run one rollout, whose model is at `base_url`. Raises: EnvError if the environment itself fails."""
         assert self._player is not None
         try:
             return await self._player.play(row, base_url, api_key)
-        except Exception as error:  # an environment's own code raises what it likes
+        except Exception as error:  # an environment's own code may raise any error
             raise EnvError(f"the verifiers environment {self._env_id!r} failed at row {row}: {told(error)}") from error
