@@ -188,6 +188,6 @@ def test_a_run_directory_that_cannot_be_written_is_found_before_it_is_made(tmp_p
 
     require_writable(tmp_path / "not" / "yet" / "there")
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match=r"file/runs cannot be written \(.*file is no folder"):
+    with pytest.raises(ConfigError, match=r"file/runs cannot be written \(.*file is not a folder"):
         require_writable(tmp_path / "file" / "runs")
     assert RunDirectory(tmp_path).is_there() is False

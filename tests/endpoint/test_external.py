@@ -106,7 +106,7 @@ async def test_a_program_that_fails_is_told_with_its_last_words(endpoint: Endpoi
 async def test_a_program_that_never_answers_is_ended_with_what_it_started(endpoint: Endpoint) -> None:
     program = "import subprocess; subprocess.run(['sleep', '8765.5'])"
     play = external_agent([sys.executable, "-c", program], endpoint, timeout_s=1.0)
-    with pytest.raises(ActorFrozen, match="it said nothing within timeout_s=1"):
+    with pytest.raises(ActorFrozen, match="it made no call within timeout_s=1"):
         await play(AskOnce(), BytePolicy("42"))
     while is_running("8765.5"):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -195,7 +195,7 @@ async def test_an_agent_that_talks_to_somebody_else_is_told(endpoint: Endpoint) 
     async def deaf(task: ExternalTask) -> str:
         return "42"
 
-    with pytest.raises(EnvError, match="ended without a word to the policy"):
+    with pytest.raises(EnvError, match="ended without calling the policy"):
         await external_agent(deaf, endpoint)(AskOnce(), BytePolicy("42"))
 
 

@@ -168,7 +168,7 @@ async def test_connections_are_lowered_to_half_of_the_free_descriptors_and_one_l
         listener.close()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(
-        "the endpoint takes 20 connections instead of max_connections=100, as the process may open only 4"
+        "the endpoint accepts 20 connections instead of max_connections=100, because the process may open only 4"
     )
 
 

@@ -110,7 +110,7 @@ def test_too_few_rows_and_unknown_scorers_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tests", "message"),
-    [([], "is an empty list"), ("print(1)", "is no list of tests"), ([{"stdin": "1"}], "is no list of tests")],
+    [([], "is an empty list"), ("print(1)", "is not a list of tests"), ([{"stdin": "1"}], "is not a list of tests")],
 )
 def test_tests_of_programs_are_looked_at_before_anything_starts(tests: Any, message: str, tmp_path: Path) -> None:
     rows = [{"prompt": "1?", "answer": [{"stdin": "", "stdout": "1"}]}, {"prompt": "2?", "answer": tests}]

@@ -90,7 +90,7 @@ async def test_code_is_scored_by_the_share_of_tests_that_pass(sandbox: Sandbox) 
     assert (half.value, half.words) == (0.5, "test 1: it printed '5\\n', expected '6\\n'")
     wrong = await score(sandbox, "code", "```python\nraise SystemExit(3)\n```", TESTS)
     assert (wrong.value, wrong.fault) == (0.0, "died")
-    with pytest.raises(DataError, match="is no list of tests"):
+    with pytest.raises(DataError, match="is not a list of tests"):
         await score(sandbox, "code", right, "print(5)")
     with pytest.raises(DataError, match="is an empty list, expected at least one test"):
         await score(sandbox, "code", right, [])

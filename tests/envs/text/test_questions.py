@@ -105,5 +105,5 @@ async def test_a_row_that_the_scorer_cannot_compare_with_is_named(tmp_path: Path
     spec = spec_of("text/question", options={"row": 1}, data=data, scorer="code")
     async with TextEnvPool() as pool, pool.lease(spec) as env:
         await env.reset()
-        with pytest.raises(DataError, match=r"'answer' of row 1 of .*tests\.jsonl: .* is no list of tests"):
+        with pytest.raises(DataError, match=r"'answer' of row 1 of .*tests\.jsonl: .* is not a list of tests"):
             await env.step(say("print(2)"))
