@@ -1,4 +1,4 @@
-"""The life of a forked child: isolation, limits, and then the function or the program."""
+"""The code of a forked child: isolation, limits, and then the function or the program."""
 
 import contextlib
 import fcntl
@@ -25,24 +25,24 @@ _STATUS_FD: Final = 4
 _KEEPER_FD: Final = 5
 PROGRAM_FILE: Final = "program.py"
 NOT_ISOLATED: Final = b"\xc1not isolated: "
-"""Stands before the reason, instead of a result, which never begins with this byte: msgpack does not use it."""
+"""Prefix of a reason that is sent instead of a result; msgpack does not use its first byte, so no result begins with it."""
 
 _SPARE_PROCESSES: Final = 64
 _CLEAN_ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
 _NAME: Final = {"LOGNAME": "sandbox"}
-"""Answer to `getpass.getuser`, which raises for a user that no table has."""
+"""Environment that `getpass.getuser` reads; without it, it raises for a user without an entry in the user database."""
 
 _MIB: Final = 1 << 20
 
 
 def run_call(call: FunctionCall | ProgramCall, folder: Path, fds: Sequence[int], isolation: Isolation) -> NoReturn:
-    """Do what was asked, and end; end without having done it if the isolation cannot be had this time.
+    """Run the call and exit; exit without running it if the isolation fails this time.
 
     Args:
-        call: what to do.
-        folder: an empty one of its own.
+        call: the call to run.
+        folder: an empty folder for this call only.
         fds: pipes for stdout, stderr, the result and the status, and the keeper's pidfd.
-        isolation: forked with.
+        isolation: the isolation that forked this process.
     """
     try:
         os.setsid()
@@ -56,7 +56,7 @@ def run_call(call: FunctionCall | ProgramCall, folder: Path, fds: Sequence[int],
             os.execve(sys.executable, [sys.executable, "-I", PROGRAM_FILE], environment)
         pid = os.getpid()
         answer = _answer_of(call)
-        if os.getpid() != pid:  # a copy that the function made of itself does not answer
+        if os.getpid() != pid:  # a process that the function forked must not answer
             os._exit(0)
         _write_all(RESULT_FD, answer)
         sys.stdout.flush()
@@ -64,26 +64,26 @@ def run_call(call: FunctionCall | ProgramCall, folder: Path, fds: Sequence[int],
         os._exit(0)
     except NotIsolated as failure:
         say_not_isolated(failure, RESULT_FD)
-    except BaseException as error:  # nothing may get back into the keeper's own code
+    except BaseException as error:  # no exception may return into the keeper's own code
         with contextlib.suppress(OSError):
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         os._exit(1)
 
 
 def say_not_isolated(failure: NotIsolated, result_fd: int) -> NoReturn:
-    """Write the reason instead of a result, and end."""
+    """Write the reason instead of a result, and exit."""
     _write_all(result_fd, NOT_ISOLATED + str(failure).encode())
     os._exit(1)
 
 
 def _take_over(fds: Sequence[int]) -> None:
-    """Put the streams where they belong, and close everything else. If memory runs out, this is the process to kill."""
-    # first to unused numbers, as some of them may have the numbers of others
+    """Move the streams to their descriptors and close all others; make the kernel kill this process if memory runs out."""
+    # first to unused numbers, because one may have the number that another needs
     for number, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in fds], start=1):
         os.dup2(fd, number, inheritable=number < RESULT_FD)
     for open_fd in map(int, os.listdir("/proc/self/fd")):
         if open_fd > _KEEPER_FD:
-            with contextlib.suppress(OSError):  # the listing's own is gone
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed already
                 os.close(open_fd)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
@@ -93,7 +93,7 @@ def _take_over(fds: Sequence[int]) -> None:
 
 
 def _settle_in(folder: Path, call: FunctionCall | ProgramCall) -> None:
-    """Go to the call's own folder, which has its input and its program; temporary files lie there too."""
+    """Enter the call's own folder, which holds its input, its program and its temporary files."""
     os.chdir(folder)
     Path("stdin").write_bytes(_encoded(call.stdin) if isinstance(call, ProgramCall) else b"")
     with open("stdin", "rb") as stdin:
@@ -108,7 +108,7 @@ def _set_limits(limits: ProcessLimits, *, is_program: bool, means: frozenset[Mea
     held = 0 if is_program else int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     if "own_user" in means:
         others = 0
-    elif "namespaces" in means:  # in which this user's other processes are not counted
+    elif "namespaces" in means:  # this user's other processes are not counted there
         others = 1  # the first one
     else:
         others = num_processes_of(os.getuid()) + _SPARE_PROCESSES
@@ -125,7 +125,7 @@ def _set_limits(limits: ProcessLimits, *, is_program: bool, means: frozenset[Mea
 
 
 def _answer_of(call: FunctionCall) -> bytes:
-    """Call the function and encode its value or its error. A value that cannot be encoded is an error as well."""
+    """Call the function and encode its value or its error. A value that cannot be encoded is an error too."""
     try:
         module, _, name = call.path.partition(":")
         function = importlib.import_module(module)

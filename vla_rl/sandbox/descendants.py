@@ -1,7 +1,7 @@
-"""Finding and killing all that a process started, wherever it hid.
+"""Find and kill all processes that a process started.
 
-A process and the one above it are marked as subreapers: what is orphaned below becomes a child of one of them, a new session
-or two forks notwithstanding, so that everything stays reachable from `/proc/<pid>/task/*/children`.
+A process and its parent are marked as subreapers: orphans below them become a child of one of them, even after a new session
+or a double fork. So all processes stay reachable through `/proc/<pid>/task/*/children`.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ _PAUSE_S: Final = 0.001
 
 
 def become_subreaper() -> None:
-    """Have orphans below this process handed to it. Raises: OSError."""
+    """Make this process the parent of orphans below it. Raises: OSError."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children_of(pid: int) -> list[int]:
-    """The children of a process, zombies included; none if it is gone."""
+    """Return the children of a process, with zombies; empty if it is gone."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -35,7 +35,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def descendants_of(pid: int, most: int = 1 << 20) -> list[int]:
-    """Everything below a process, those nearest to it first; no more than `most`."""
+    """Return the descendants of a process, the nearest first; at most `most`."""
     found: list[int] = []
     ahead = [pid]
     while ahead and len(found) < most:
@@ -46,16 +46,16 @@ def descendants_of(pid: int, most: int = 1 << 20) -> list[int]:
 
 
 def kill_all_below(pid: int) -> None:
-    """Kill everything below a live process, and wait until it is dead: 10 s at most, as a process dies on its own CPU time.
+    """Kill all descendants of a live process, and wait at most 10 s for their end, because dying takes their own CPU time.
 
-    Each round stops before it kills, so that what forks cannot outrun it.
+    Each round stops the processes before it kills them, so that forking processes cannot outrun it.
     """
     dead: set[int] = set()
     until = time.monotonic() + _MOST_S
     for num_rounds in itertools.count():
         found = descendants_of(pid)
         if dead.issuperset(found) or time.monotonic() > until:
-            return  # no process died as we looked, so no orphan is on its way to another parent
+            return  # no process died meanwhile, so no orphan is moving to another parent
         living = [child for child in found if _is_alive(child)]
         dead = set(found).difference(living)
         for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -67,7 +67,7 @@ def kill_all_below(pid: int) -> None:
 
 
 def kill_with_all_below(pid: int) -> None:
-    """Kill a child that is stuck, and everything below it. It is stopped first, so that it starts no more processes."""
+    """Kill a stuck child and all its descendants. It is stopped first, so that it starts no more processes."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         kill_all_below(pid)
@@ -75,7 +75,7 @@ def kill_with_all_below(pid: int) -> None:
 
 
 def num_processes_of(uid: int) -> int:
-    """Processes of a user on this machine, and their threads."""
+    """Return the number of processes and threads of a user on this machine."""
     num = 0
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def num_processes_of(uid: int) -> int:
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter for the state of a process, such as R, S, T or Z; empty if it is gone."""
+    """Return the kernel's letter for the state of a process, such as R, S, T or Z; empty if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,7 +1,7 @@
 """Isolation of a call from the rest of the machine, as far as this kernel and this user allow it.
 
-Each of the means stands for itself. The keeper tries at its start which of them can be had. A call that then lacks one is
-not run.
+The means are independent of each other. The keeper tests at its start which of them are available. A call for which one of
+these fails later is not run.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ from vla_rl.sandbox.seccomp import refuse_calls
 
 _TRIED_AFTER_S: Final = (0.0, 0.05, 0.1, 0.15)
 _MOMENTARY: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM)
-"""Errors of a kernel that is out of namespaces or memory for a moment. They are worth another try."""
+"""Errors of a kernel that is out of namespaces or memory for a moment, so that a retry may succeed."""
 
 _ENTERED: Final = b"entered"
 
 
 class NotIsolated(Exception):
-    """One of the means could not be had.
+    """One of the means of isolation failed.
 
     Attributes:
-        means: which one.
-        reason: why, in words.
+        means: the one that failed.
+        reason: the reason, in words.
         errno: number of the kernel's error.
     """
 
@@ -51,12 +51,12 @@ class NotIsolated(Exception):
 
 
 class Isolation:
-    """Isolation of one call: the keeper makes it and forks with it, the child enters it.
+    """Isolation of one call: the keeper creates it and forks with it, the child enters it.
 
     Args:
-        means: to use.
-        folder: an empty one, in which the call may write.
-        limits: `network` and `disk_mb` hold here.
+        means: the means to use.
+        folder: an empty folder in which the call may write.
+        limits: `network` and `disk_mb` are applied here.
     """
 
     def __init__(self, means: frozenset[Means], folder: Path, limits: ProcessLimits) -> None:
@@ -72,9 +72,9 @@ class Isolation:
             return fork_first_process(network=self._limits.network)
 
     def enter(self, streams: Sequence[int], status_fd: int, keeper_fd: int) -> None:
-        """Take this process, or a child that goes on in its place, away from the rest of the machine.
+        """Isolate this process, or a child that continues instead of it, from the rest of the machine.
 
-        Raises: NotIsolated, in whichever process it is by then.
+        Raises: NotIsolated, in the process or in that child.
 
         Args:
             streams: pipes that it writes to.
@@ -96,7 +96,7 @@ class Isolation:
         if "own_user" in self.means:
             with _needed("own_user"):
                 become(own_uid, with_files=[*writable, *streams])
-                os.stat(self._folder)  # it may lie in one that only root may search
+                os.stat(self._folder)  # its parent may be a folder that only root may search
         else:
             give_up_privileges()
         if "landlock" in self.means:
@@ -104,20 +104,20 @@ class Isolation:
                 confine_writing(writable, network=self._limits.network)
         if "namespaces" not in self.means:
             os.close(status_fd)
-            die_with_parent(keeper_fd)  # not before: the kernel forgets it with a change of user
+            die_with_parent(keeper_fd)  # only now: the kernel resets it when the user changes
         if "seccomp" in self.means:
             with _needed("seccomp"):
                 refuse_calls(network=self._limits.network)
 
 
 def find_means(wanted: frozenset[Means], folder: Path) -> tuple[frozenset[Means], dict[Means, str]]:
-    """Try in children which means this kernel gives this user.
+    """Test in child processes which means are available to this user on this kernel.
 
     Args:
-        wanted: those to try.
-        folder: an empty one.
+        wanted: the means to test.
+        folder: an empty folder.
 
-    Returns: those that can be had together, and why each of the others cannot.
+    Returns: the means that work together, and the reason for each of the others.
     """
     means, refused = wanted, dict[Means, str]()
     while means and (failure := _failure_of(means, folder)) is not None:
@@ -133,7 +133,7 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 def _failure_of(means: frozenset[Means], folder: Path) -> _Failure | None:
-    """One of the means that cannot be had, and why; None if all can."""
+    """Return one of the means that fails, with the reason; None if all work."""
     for wait_s in _TRIED_AFTER_S:
         time.sleep(wait_s)
         failure = _try(means, folder)
@@ -143,7 +143,7 @@ def _failure_of(means: frozenset[Means], folder: Path) -> _Failure | None:
 
 
 def _try(means: frozenset[Means], folder: Path) -> _Failure | None:
-    """Isolate a child, and have it tell through a pipe what went wrong."""
+    """Isolate a child, which reports an error through a pipe."""
     needed = [path for path in (sys.executable, *sys.path) if "own_user" in means and os.path.exists(path)]
     isolation = Isolation(means, folder, ProcessLimits(network=False, disk_mb=1))
     reader, writer = os.pipe()
@@ -176,12 +176,12 @@ def _enter_and_end(isolation: Isolation, writer: int, keeper: int, needed: Seque
         os.write(writer, _ENTERED)
     except NotIsolated as failure:
         os.write(writer, msgspec.json.encode(_Failure(failure.means, failure.reason, failure.errno)))
-    finally:  # nothing may get back into the keeper's own code
+    finally:  # no exception may return into the keeper's own code
         os._exit(0)
 
 
 def _require_readable(paths: Sequence[str]) -> None:
-    """Check that the call's own user finds the interpreter and all modules. Raises: OSError."""
+    """Check that the call's own user can read the interpreter and all modules. Raises: OSError if not."""
     for path in paths:
         try:
             os.close(os.open(path, os.O_RDONLY))

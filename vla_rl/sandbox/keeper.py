@@ -1,9 +1,9 @@
-"""The keeper of a sandbox: a process without threads that forks for every call and ends what will not end.
+"""The keeper of a sandbox: a process without threads that forks for every call and kills calls that exceed their limits.
 
     sandbox ──requests──► keeper ──fork──► one child a call, in a session and a folder of its own
             ◄──answers───    └── watches deadlines, output, numbers of processes, memory and files
 
-It ends, with everything below it, as soon as its socket does. Its reaper sees to it if it cannot.
+It ends, with all its descendants, as soon as its socket is closed. Its reaper does this if the keeper cannot.
 """
 
 import contextlib
@@ -35,15 +35,15 @@ from vla_rl.sandbox.protocol import (
 from vla_rl.sandbox.running import RunningCall
 
 CHECK_EVERY_S: Final = 0.02
-"""How often the processes of running calls are counted."""
+"""Seconds between two counts of the processes of running calls."""
 
 
 class Keeper:
-    """Runs the calls that come through a socket, until it ends.
+    """Runs the calls that come through a socket, until the socket is closed.
 
     Args:
-        connection: to its sandbox.
-        folder: in which each call gets one of its own.
+        connection: the socket to its sandbox.
+        folder: the folder in which each call gets a folder of its own.
         without: means of isolation not to use.
     """
 
@@ -58,7 +58,7 @@ class Keeper:
         self._means: frozenset[Means] = frozenset()
 
     def run(self) -> None:
-        """Find out what this kernel gives, and serve until the other end is closed; then kill everything."""
+        """Test the means of isolation, and serve until the other end is closed; then kill everything."""
         self._find_means()
         try:
             while True:
@@ -80,7 +80,7 @@ class Keeper:
 
     def _find_means(self) -> None:
         if "own_user" in self._wanted:
-            self._folder.chmod(0o711)  # so that other users find their own folders in it
+            self._folder.chmod(0o711)  # so that other users can reach their own folders in it
         folder = self._folder / "trial"
         folder.mkdir(mode=0o700)
         self._means, refused = find_means(self._wanted, folder)
@@ -126,7 +126,7 @@ class Keeper:
         self._connection.sendall(frame(call.ended()))
 
     def _end_strays(self, known: set[int]) -> None:
-        """Kill and reap children that are no calls: processes that a call left behind."""
+        """Kill and reap children that are not calls: processes that a call left behind."""
         while strays := [pid for pid in children_of(os.getpid()) if pid not in known]:
             for pid in strays:
                 with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""One keeper as the event loop sees it: what it was asked, what it owes, and an end that leaves nothing behind."""
+"""The event loop's side of one keeper: its requests, its pending answers, and a shutdown that leaves nothing behind."""
 
 import asyncio
 import contextlib
@@ -26,20 +26,20 @@ _FOLDERS: Final = "vla_rl_sandbox."
 _READ_BYTES: Final = 1 << 18
 _STOP_GRACE_S: Final = 5.0
 _LAST_LOOK_S: Final = 1.0
-"""Time to read an answer that had come when its deadline passed, while this loop was busy."""
+"""Seconds to read an answer that arrived before its deadline while this loop was busy."""
 LOOK_EVERY_S: Final = 0.5
 STOPPED_AFTER_S: Final = 2.0
 """See `Heartbeat`."""
 
 
 class KeeperProcess:
-    """A keeper and its reaper from their start to their end; made by `start`.
+    """A keeper and its reaper from their start to their end; `start` starts them.
 
-    The keeper ends every call by the call's own limits. If it owes an answer for longer, or is stopped by a signal, it is
-    stuck: it is killed with all that it runs, and every caller gets an answer with the fault "died".
+    The keeper ends every call by the call's own limits. If an answer takes longer, or a signal stops the keeper, it is
+    stuck: it is killed with all its calls, and every caller gets an answer with the fault "died".
 
-    Invariant: when `stop` has returned, nothing is left of the two processes, of all that they started, and of their folder.
-    If this process is killed, or another one kills the keeper, the reaper sees to that.
+    Invariant: when `stop` has returned, the two processes, all that they started, and their folder are gone. If this
+    process is killed, or another one kills the keeper, the reaper ensures that.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class KeeperProcess:
         self._process, self._writer, self._folder, self._imported = process, writer, folder, imported
         self._on_ready = on_ready
         self.pid: int | None = None
-        """The process that forks; None until it is ready."""
+        """Pid of the process that forks; None until it is ready."""
         self._pending: dict[int, asyncio.Future[Ended]] = {}
         self._num_imports = self._num_imports_over = 0
         self._is_stuck = False
@@ -76,11 +76,11 @@ class KeeperProcess:
         """Start a process.
 
         Args:
-            environment: of the process and its calls.
-            imported: modules that a keeper was asked to import, and whether it survived that; updated here. Those that it
+            environment: environment variables of the process and its calls.
+            imported: modules that a keeper imported, and whether it survived the import; updated here. The ones that it
                 survived are imported again.
             without: means of isolation not to use.
-            on_ready: called once it takes calls, with what it found out about this kernel.
+            on_ready: called when the keeper accepts calls, with the result of its tests of this kernel.
         """
         await asyncio.to_thread(sweep, _FOLDERS)
         folder = OwnedFolder(_FOLDERS)
@@ -96,22 +96,22 @@ class KeeperProcess:
                     pass_fds=(theirs.fileno(), folder.descriptor),
                     stdin=asyncio.subprocess.DEVNULL,
                     env=environment,
-                    start_new_session=True,  # Ctrl-C is ours to handle
+                    start_new_session=True,  # only this process handles Ctrl-C
                 )
             reader, writer = await asyncio.open_connection(sock=ours)
         except BaseException:
-            ours.close()  # on which a keeper that was started ends
+            ours.close()  # a keeper that was started ends then
             folder.remove()
             raise
         return cls(process, reader, writer, folder, imported, on_ready)
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes calls: False once it has ended or is stuck."""
+        """Whether it accepts calls: False when it has ended or is stuck."""
         return not self._is_stuck and not self._reading.done()
 
     def preload(self, module: str) -> None:
-        """Have a module imported before the next fork, unless a keeper was asked to before."""
+        """Import a module in the keeper before the next fork, unless that was tried before."""
         if module not in self._imported:
             self._imported[module] = False
             self._import(module)
@@ -120,9 +120,9 @@ class KeeperProcess:
         """Run a call, and return how it ended. Cancelling this kills the call.
 
         Args:
-            number: of the call.
+            number: number of the call.
             message: the framed call.
-            allowed_s: from now on; the time of imports, which hold up everything, comes on top.
+            allowed_s: seconds allowed from now on; the time of imports, which delay all calls, is added.
         """
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
@@ -142,7 +142,7 @@ class KeeperProcess:
     async def stop(self) -> None:
         """Close the socket, so that the keeper kills all calls and ends; kill a keeper that is stuck or does not end.
 
-        If this is cancelled, the end goes on, and the next `stop` waits for it.
+        If this is cancelled, the shutdown continues, and the next `stop` waits for it.
         """
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._end(), name="end of a sandbox's keeper")
@@ -159,7 +159,7 @@ class KeeperProcess:
                 await asyncio.to_thread(kill_with_all_below, self._process.pid)
                 await self._process.wait()
         finally:
-            if self._process.returncode is None:  # the loop itself ends; its calls die with it
+            if self._process.returncode is None:  # the loop itself is ending; its calls die with it
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
             self._reading.cancel()
@@ -185,7 +185,7 @@ class KeeperProcess:
 
     async def _give_up(self, words: str) -> None:
         logger.error(
-            "the keeper of a sandbox (pid %s) %s; it is killed with the %d calls that it runs.",
+            "the keeper of a sandbox (pid %s) %s; it is killed, with the %d calls that it runs.",
             self.pid,
             words,
             len(self._pending),
@@ -195,7 +195,7 @@ class KeeperProcess:
         await self.stop()
 
     async def _watch(self) -> None:
-        """Give up the keeper if it, or its reaper, is stopped by a signal."""
+        """Kill the keeper if a signal stops it or its reaper."""
         heartbeat = Heartbeat(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
         while not self._reading.done():
             await asyncio.sleep(LOOK_EVERY_S)
@@ -206,7 +206,7 @@ class KeeperProcess:
                 await self._give_up("was stopped by a signal for some 2 s")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand out answers until the keeper ends; what it still had then has died."""
+        """Deliver answers until the keeper ends; calls without an answer by then have died."""
         unframer, decoder = Unframer(), msgspec.msgpack.Decoder(Answer)
         try:
             while data := await reader.read(_READ_BYTES):

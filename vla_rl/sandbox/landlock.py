@@ -1,10 +1,10 @@
-"""Landlock: a process confines its own writing to chosen folders. Needs no privileges; reading stays as it is.
+"""Landlock: a process restricts its own writing to chosen folders. Needs no privileges and does not restrict reading.
 
     ABI 1 (Linux 5.13)   writing, making and removing files
     ABI 2, 3, 5          moving between folders, truncating, device ioctls
     ABI 6 (Linux 6.12)   signals to processes outside, abstract unix sockets of processes outside
 
-Modes, owners, extended attributes and times of files are not covered, and neither are unix sockets that have a path.
+It does not cover modes, owners, extended attributes and times of files, nor unix sockets that have a path.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _HARMLESS_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 
 
 def landlock_abi() -> int:
-    """Version of the kernel's Landlock; 0 if it has none."""
+    """Return the version of the kernel's Landlock; 0 if it has none."""
     try:
         return syscall("landlock_create_ruleset", LANDLOCK_CREATE_RULESET, None, 0, _VERSION)
     except OSError:
@@ -38,16 +38,16 @@ def landlock_abi() -> int:
 
 
 def keeps_signals_inside() -> bool:
-    """Whether the kernel's Landlock refuses signals to processes outside."""
+    """Return whether the kernel's Landlock blocks signals to processes outside."""
     return landlock_abi() >= _SCOPES_SINCE_ABI
 
 
 def confine_writing(folders: Sequence[Path], *, network: bool) -> None:
-    """Let this process, and all that it starts, write only below some folders. It must have given up gaining privileges.
+    """Let this process, and all that it starts, write only below some folders. It must have set no_new_privs before.
 
     Args:
-        folders: where it may write; those that do not exist are left out.
-        network: False also refuses abstract unix sockets of others (ABI 6).
+        folders: the folders in which it may write; those that do not exist are left out.
+        network: False also blocks abstract unix sockets of others (ABI 6).
 
     Raises: OSError if the kernel has no Landlock.
     """

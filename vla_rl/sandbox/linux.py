@@ -1,4 +1,4 @@
-"""Linux system calls that Python has no functions for. Each raises OSError if the kernel refuses it."""
+"""Linux system calls that Python has no functions for. Each raises OSError if it fails."""
 
 import ctypes
 import os
@@ -42,7 +42,7 @@ _CAPABILITY_VERSION_3: Final = 0x20080522
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc_with_lock: Final = ctypes.PyDLL(None, use_errno=True)
-"""Keeps the interpreter's lock, as a fork has to."""
+"""Holds the interpreter's lock during a call, as a fork requires."""
 
 for _function in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "PyOS_AfterFork_Parent"):
     getattr(ctypes.pythonapi, _function).restype = None
@@ -63,12 +63,12 @@ def prctl(option: int, *arguments: object) -> None:
 
 
 def fork_with(flags: int) -> int:
-    """Fork, with new namespaces for the child: they include the one of processes, in which a process cannot put itself.
+    """Fork with new namespaces for the child, including the PID namespace, which a process cannot enter itself.
 
-    Returns: as `os.fork` does. Raises: OSError.
+    Returns: the same as `os.fork`. Raises: OSError.
 
     Args:
-        flags: CLONE_NEW...
+        flags: the CLONE_NEW... flags.
     """
     arguments = struct.pack("=8Q", flags, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)  # struct clone_args
     ctypes.pythonapi.PyOS_BeforeFork()
@@ -86,7 +86,7 @@ def fork_with(flags: int) -> int:
 class OwnMounts:
     """A new mount namespace of this process. Raises: OSError.
 
-    Nothing is mounted but through one of these: a mount that root makes outside of one is a mount of the whole machine.
+    All mounts are made through it: a mount that root makes outside of one is a mount of the whole machine.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class OwnMounts:
         self._are_read_only = False
 
     def make_read_only(self) -> None:
-        """Make every mount read-only, and keep later ones from spreading to where these come from.
+        """Make every mount read-only, and keep later ones from spreading to the original namespace.
 
         Raises: OSError, also on kernels before 5.12.
         """
@@ -105,7 +105,7 @@ class OwnMounts:
         self._are_read_only = True
 
     def add(self, source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-        """Mount a file system, or a folder once more. Raises: OSError."""
+        """Mount a file system, or a folder at a second place. Raises: OSError."""
         if not self._are_read_only:
             raise RuntimeError(
                 "mounts that are not private yet may spread to the whole machine; call make_read_only first."
@@ -119,7 +119,7 @@ class OwnMounts:
 
 
 def set_capabilities(mask: int) -> None:
-    """Make these the permitted, effective and inheritable capabilities of this process. Raises: OSError."""
+    """Set the permitted, effective and inheritable capabilities of this process. Raises: OSError."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     _check("capset", _libc.capset(header, (ctypes.c_uint32 * 6)(low, low, low, high, high, high)))
@@ -133,7 +133,7 @@ def syscall(name: str, number: int, *arguments: object) -> int:
 
 
 def _as_words(*arguments: object) -> list[object]:
-    """Whole numbers as 64 bits each: a variadic C function reads that many, and ctypes alone passes 32."""
+    """Convert integers to 64 bits each: a variadic C function reads that many, but ctypes alone passes 32."""
     return [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
 
 

@@ -1,9 +1,9 @@
-"""The means of isolation by name, and what a call can do to the rest of the machine without some of them.
+"""The means of isolation by name, and the effects on the machine that calls can have without some of them.
 
-namespaces   its own processes, System V memory and network; all of them die with the first
-mounts       all files read-only but its folder and /dev/shm, which lie in memory and have a size
-own_user     as root: a user of its own
-landlock     writing, and signals, end at its folder and its processes
+namespaces   its own processes, System V memory and network; all its processes die with the first
+mounts       all files read-only except its folder and /dev/shm, which are in memory and limited in size
+own_user     if root runs it: a user of its own
+landlock     it writes only in its folder, and signals only its own processes
 seccomp      no sockets without a network; no memory and no objects outside of its processes
 """
 
@@ -16,16 +16,16 @@ ALL_MEANS: Final[frozenset[Means]] = frozenset(get_args(Means))
 
 
 def means_for(*, is_root: bool, without: tuple[Means, ...]) -> frozenset[Means]:
-    """The means to try: mounts are made in namespaces only, and only root can give a call a user of its own."""
+    """Return the means to try: mounts need namespaces, and only root can give a call a user of its own."""
     means = ALL_MEANS.difference(without, () if is_root else ("own_user",))
     return means if "namespaces" in means else means - {"mounts"}
 
 
 def open_to_calls(means: frozenset[Means], *, signals_are_confined: bool) -> list[str]:
-    """List in words what calls can do with these means although they should not.
+    """List in words the unwanted actions that calls can do with these means.
 
     Args:
-        means: those that are used.
+        means: the means that are used.
         signals_are_confined: whether this kernel's Landlock keeps signals inside.
     """
     found = []
@@ -49,11 +49,11 @@ def open_to_calls(means: frozenset[Means], *, signals_are_confined: bool) -> lis
 
 
 def described(missing: Mapping[Means, str], found: list[str]) -> str:
-    """One line on what is missing, and what follows.
+    """Describe in one line the missing means and their consequences.
 
     Args:
         missing: means that are not used, each with the reason.
-        found: what calls can do therefore.
+        found: actions that calls can do therefore.
     """
     reasons = ", ".join(f"{means} ({reason})" for means, reason in missing.items())
     if not found:

@@ -1,10 +1,10 @@
-"""Namespaces of one call: its own processes, memory objects, network, and a read-only view of all files but its own.
+"""Namespaces of one call: its own processes, memory objects, network, and a read-only view of all other files.
 
     keeper ──fork──► first process of the namespace ──fork──► the call
                        mounts, waits, reaps                     runs
 
-The kernel ends every process of the namespace with its first one, which asks to die with the keeper: so all of them die with
-the keeper, also if a program made the kernel forget its own request.
+The kernel kills every process of the namespace with its first one, which asked to die with the keeper. So all of them die
+with the keeper, even if a program cancelled its own request.
 """
 
 import contextlib
@@ -35,23 +35,23 @@ from vla_rl.sandbox.privileges import can_administer, give_up_privileges
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 MOST_FILES: Final = 10_000
-"""Files and folders that a call may have at a time."""
+"""Most files and folders that a call may have at a time."""
 
 _STATUS: Final = struct.Struct("=i")
 
 
 def fork_first_process(*, network: bool) -> int:
-    """Fork the first process of new namespaces. Returns: as `os.fork` does. Raises: OSError.
+    """Fork the first process of new namespaces. Returns: the same as `os.fork`. Raises: OSError.
 
     Args:
-        network: False gives it a network namespace without any interface that is up.
+        network: False gives it a network namespace in which no interface is up.
     """
     flags = CLONE_NEWPID | CLONE_NEWIPC | (0 if network else CLONE_NEWNET)
     return fork_with(flags if can_administer() else flags | CLONE_NEWUSER)
 
 
 def map_user(uid: int, gid: int) -> None:
-    """Make this process the same user inside its namespace of users, if that is a new one. Raises: OSError."""
+    """Map this process to the same user inside its user namespace, if that is new. Raises: OSError."""
     if not Path("/proc/self/uid_map").read_text():
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -59,12 +59,12 @@ def map_user(uid: int, gid: int) -> None:
 
 
 def make_files_read_only(folder: Path, *, disk_mb: int) -> None:
-    """Make all files read-only but those in `folder` and /dev/shm, which become parts of one empty file system in memory.
+    """Make all files read-only except those in `folder` and /dev/shm, which become parts of one empty file system in memory.
 
     Raises: OSError.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
         disk_mb: size of the file system, in MiB.
     """
     mounts = OwnMounts()
@@ -72,14 +72,14 @@ def make_files_read_only(folder: Path, *, disk_mb: int) -> None:
     options = f"size={disk_mb}m,nr_inodes={MOST_FILES},mode=700"
     if SHARED_MEMORY.is_dir():
         mounts.add("sandbox", str(SHARED_MEMORY), "tmpfs", MS_NOSUID | MS_NODEV, options)
-        is_hidden = SHARED_MEMORY in folder.parents  # by the mount: TMPDIR is there
+        is_hidden = SHARED_MEMORY in folder.parents  # the mount hides it: TMPDIR is in /dev/shm
         inside = folder if is_hidden else SHARED_MEMORY / folder.name
         inside.mkdir(mode=0o700, parents=True)
         if not is_hidden:
             mounts.add(str(inside), str(folder), None, MS_BIND)
     else:
         mounts.add("sandbox", str(folder), "tmpfs", MS_NOSUID | MS_NODEV, options)
-    with contextlib.suppress(OSError):  # refused to an ordinary user whose /proc has parts that are covered
+    with contextlib.suppress(OSError):  # the kernel rejects it for an ordinary user if parts of /proc are covered
         mounts.add("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
@@ -87,7 +87,7 @@ def die_with_parent(pidfd: int) -> None:
     """Ask to be killed when the parent dies; exit if it has died already.
 
     Args:
-        pidfd: the parent's, as its number reads 0 from inside a namespace, dead or not; closed here.
+        pidfd: the parent's pidfd, because the parent's pid reads 0 inside a namespace, dead or not; closed here.
     """
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if is_ready(pidfd):
@@ -96,7 +96,7 @@ def die_with_parent(pidfd: int) -> None:
 
 
 def fork_from_first_process(status_fd: int) -> None:
-    """Return in a child of the first process. That one tells how the child ended, and everything in the namespace ends.
+    """Return in a child of the first process. The first process reports the child's end, and then ends the namespace.
 
     Args:
         status_fd: a pipe to the keeper, which `ended_as` reads.
@@ -105,7 +105,7 @@ def fork_from_first_process(status_fd: int) -> None:
         os.close(status_fd)
         return
     give_up_privileges()
-    prctl(PR_SET_DUMPABLE, 0)  # the call may not trace this process, which is under no filter
+    prctl(PR_SET_DUMPABLE, 0)  # the call may not trace this process, which has no filter
     while (ended := os.wait())[0] != pid:
         pass
     os.write(status_fd, _STATUS.pack(ended[1]))
@@ -113,6 +113,6 @@ def fork_from_first_process(status_fd: int) -> None:
 
 
 def ended_as(status_fd: int) -> int | None:
-    """The wait status of a call, once its first process has ended; None if that was killed before the call's end."""
+    """Return the wait status of a call when its first process has ended; None if that was killed before the call ended."""
     told = os.read(status_fd, _STATUS.size)
     return int(_STATUS.unpack(told)[0]) if told else None

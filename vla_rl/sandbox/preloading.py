@@ -1,4 +1,4 @@
-"""Importing a module in the keeper, which has calls to watch meanwhile and can do nothing else."""
+"""Import of a module in the keeper, which must watch its calls meanwhile."""
 
 import importlib
 import os
@@ -9,18 +9,18 @@ from collections.abc import Callable
 from typing import Final
 
 IMPORT_TIMEOUT_S: Final = 60
-"""Time for one import."""
+"""Most seconds for one import."""
 
 _LOOK_EVERY_S: Final = 0.1
 
 
 def import_ahead(module: str, meanwhile: Callable[[], None] | None) -> None:
-    """Import a module, if it lets us in time; if not, the call that needs it fails with the reason.
+    """Import a module ahead of its calls; if that fails or takes too long, the call that needs it fails with the reason.
 
     Args:
-        module: its name.
-        meanwhile: called ten times a second, between two instructions of the import; imports nothing itself. None leaves
-            the import undisturbed until its time is over.
+        module: name of the module.
+        meanwhile: called ten times a second, between two instructions of the import; must import nothing itself. None: the
+            import is not interrupted until its time is over.
     """
     until = time.monotonic() + IMPORT_TIMEOUT_S
 

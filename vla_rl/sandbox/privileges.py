@@ -1,8 +1,8 @@
 """The user of a sandboxed process: no capabilities, no way to gain any, and for root a user of its own.
 
-Root's process becomes a user that no other process is. It writes only what every user may write, signals only its own
-processes, and its processes are counted apart from all others. It goes on reading every file, so that it finds its
-interpreter and its modules wherever root keeps them.
+Root's process changes to a user that no other process has. It can write only what every user may write and signal only its
+own processes, and its processes are counted separately. It can still read every file, so that it finds its interpreter and
+modules anywhere.
 """
 
 import errno
@@ -34,23 +34,23 @@ def give_up_privileges() -> None:
 
 
 def can_administer() -> bool:
-    """Whether this process may make namespaces without one of users first."""
+    """Return whether this process may create namespaces without a user namespace."""
     return bool(_capabilities() & 1 << _SYS_ADMIN)
 
 
 def unused_uid() -> int:
-    """A user that no other process is. Ask before the call has a /proc of its own: outside of it, process numbers differ."""
+    """Return a user that no other process has. Call it before the call has its own /proc, where process numbers differ."""
     return _FIRST_UNUSED_UID + int(os.readlink("/proc/self"))
 
 
 def become(uid: int, with_files: Iterable[Path | int]) -> None:
-    """Become a user, with no groups but its own, that may read and search everything if we may.
+    """Change to a user, with only its own group, that may read and search all files if this process may.
 
-    Raises: OSError, also if we could not end the processes of that user.
+    Raises: OSError, also if this process could not kill the processes of that user.
 
     Args:
         uid: the user.
-        with_files: files and descriptors that are to belong to it.
+        with_files: files and descriptors that are given to it.
     """
     if _capabilities() & _NEEDED != _NEEDED:
         raise OSError(errno.EPERM, "this root lacks CAP_CHOWN, CAP_KILL, CAP_SETGID or CAP_SETUID")
@@ -67,7 +67,7 @@ def become(uid: int, with_files: Iterable[Path | int]) -> None:
     if kept:
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, _DAC_READ_SEARCH)  # so that it passes on to programs
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    prctl(PR_SET_DUMPABLE, 1)  # else its own files in /proc would be root's
+    prctl(PR_SET_DUMPABLE, 1)  # else its own files in /proc would belong to root
 
 
 def _is_mapped(uid: int) -> bool:

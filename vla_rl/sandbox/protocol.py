@@ -23,7 +23,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The one argument of the process that is started, as JSON."""
+    """The only argument of the started process, as JSON."""
 
     connection: int
     """Descriptor of the socket to the sandbox."""
@@ -45,11 +45,11 @@ class FunctionCall(msgspec.Struct, frozen=True, tag=True):
     arguments: dict[str, Any]
     limits: ProcessLimits
     is_converted: bool = False
-    """Whether arguments become what the function's type hints say."""
+    """Whether arguments are converted to the function's type hints."""
 
 
 class ProgramCall(msgspec.Struct, frozen=True, tag=True):
-    """Run Python source in a fresh interpreter, with this on its standard input."""
+    """Run Python source in a new interpreter, with a standard input."""
 
     id: int
     source: str
@@ -58,7 +58,7 @@ class ProgramCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class Import(msgspec.Struct, frozen=True, tag=True):
-    """Import a module before the next fork, so that calls find it there."""
+    """Import a module before the next fork, so that calls need not import it."""
 
     module: str
 
@@ -73,24 +73,24 @@ Request: TypeAlias = FunctionCall | ProgramCall | Import | Cancel
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The keeper takes calls."""
+    """The keeper accepts calls."""
 
     pid: int
     open_to_calls: list[str]
-    """Things that calls can do although they should not, in words."""
+    """Unwanted actions that calls can do, in words."""
 
     refused: dict[Means, str]
-    """Means of isolation that cannot be had, each with the reason."""
+    """Means of isolation that are not available, each with the reason."""
 
 
 class Imported(msgspec.Struct, frozen=True, tag=True):
-    """An import is over, and the keeper lives."""
+    """An import is finished, and the keeper survived it."""
 
     module: str
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How a call ended."""
+    """The end of a call."""
 
     id: int
     fault: Fault | None
@@ -98,7 +98,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The reason of the fault, in words."""
 
     returned: bytes = b""
-    """The function's answer: an encoded `Returned`; empty if it did not get to that."""
+    """The function's answer, an encoded `Returned`; empty if there is none."""
 
     stdout: bytes
     stderr: bytes
@@ -117,19 +117,19 @@ class Returned(msgspec.Struct, frozen=True, array_like=True):
 
 
 def frame(message: Any) -> bytes:
-    """A message with its length before it."""
+    """Encode a message, with its length before it."""
     body = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class Unframer:
-    """Takes messages out of a stream of bytes."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole now."""
+        """Return the messages that are complete now."""
         self._held += data
         whole = []
         while len(self._held) >= _LENGTH.size:

@@ -1,10 +1,10 @@
-"""The process above a keeper: whatever ends the keeper or their owner, it ends the rest and removes their folder.
+"""The parent process of a keeper: when the keeper or their owner ends, it kills the rest and removes their folder.
 
     owner ──► reaper ──fork──► keeper ──fork──► calls, and all that they start
 
-It only waits for the two of them, so neither an import nor a flood of calls holds it up. What is orphaned below it becomes
-its child. If it is stopped when the owner dies, the kernel lets it go on (its parent-death signal is SIGCONT). If it is
-killed itself, the kernel kills the keeper and all calls; what a call without namespaces had started is then left.
+It only waits for the two of them, so neither an import nor many calls can delay it. Orphans below it become its children. If
+it is stopped when the owner dies, the kernel resumes it (its parent-death signal is SIGCONT). If it is killed itself, the
+kernel kills the keeper and all calls; processes that a call without namespaces started are then left over.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _SIGNALS_TO_END_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> NoReturn:
-    """`python -m vla_rl.sandbox.reaper <Start as JSON>`; nothing is left when it has ended."""
+    """Run `python -m vla_rl.sandbox.reaper <Start as JSON>`; no process and no file is left when it has ended."""
     start = msgspec.json.decode(sys.argv[1], type=Start)
     become_subreaper()
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
@@ -50,7 +50,7 @@ def _keep(start: Start, owner: int) -> None:
         for fd in (owner, start.folder_lock, *signals):
             os.close(fd)
         run_keeper(start)
-    os.close(start.connection)  # its end tells the owner that the keeper is gone
+    os.close(start.connection)  # the owner learns from its end that the keeper is gone
     os.set_blocking(signals[1], False)
     signal.set_wakeup_fd(signals[1])
     for number in _SIGNALS_TO_END_ON:
@@ -60,17 +60,17 @@ def _keep(start: Start, owner: int) -> None:
 
 
 def run_keeper(start: Start) -> NoReturn:
-    """Be the keeper until the end of its socket."""
+    """Run the keeper until its socket is closed."""
     try:
         become_subreaper()
         with socket.socket(fileno=start.connection) as connection:
             os.set_inheritable(connection.fileno(), False)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 Keeper(connection, Path(start.folder), start.without).run()
-        os._exit(0)  # what was imported has nothing to say at the end
+        os._exit(0)  # without exit handlers of imported modules
     except BaseException:
         sys.excepthook(*sys.exc_info())
-    finally:  # nothing may get back into the reaper's own code
+    finally:  # no exception may return into the reaper's own code
         os._exit(1)
 
 

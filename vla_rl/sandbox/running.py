@@ -1,4 +1,4 @@
-"""One call that runs in a child of the keeper: its pipes, its deadline, what it uses, and its end."""
+"""One call that runs in a child of the keeper: its pipes, its deadline, its resources, and its end."""
 
 import contextlib
 import os
@@ -21,26 +21,26 @@ STREAMS: Final = ("stdout", "stderr", "returned")
 _READ_BYTES: Final = 1 << 16
 _MIB: Final = 1 << 20
 _MEASURE_EVERY_S: Final = 0.1
-"""How often memory and files are added up. A process that allocates as fast as it can takes some 100 MB meanwhile."""
+"""Seconds between two sums of memory and files. A process that allocates at full speed takes about 100 MB meanwhile."""
 
 _CPU_SHARE: Final = 0.25
-"""Share of its CPU time that a call has used at least if it was killed for that. The kernel charges a whole tick to the
-process that runs as the tick ends: beside a busy process it counted 1 s for 0.7 s."""
+"""Smallest share of its CPU limit that a call killed for CPU time has used. The kernel charges a whole tick to the process
+that runs at the end of the tick: beside a busy process it counted 1 s for 0.7 s."""
 
 
 class RunningCall:
     """Forks on construction, in the keeper.
 
     Args:
-        call: what to do.
-        folder: in which it gets one of its own.
-        means: of isolation.
+        call: the call to run.
+        folder: the folder in which the call gets a folder of its own.
+        means: the means of isolation.
     """
 
     def __init__(self, call: FunctionCall | ProgramCall, folder: Path, means: frozenset[Means]) -> None:
         self.call = call
         self._folder = Path(tempfile.mkdtemp(prefix="call_", dir=folder))
-        held = memory_held(os.getpid()) if isinstance(call, FunctionCall) else 0  # the child begins with that
+        held = memory_held(os.getpid()) if isinstance(call, FunctionCall) else 0  # the child starts with that much
         self._most_memory = held + call.limits.memory_mb * _MIB
         self._kept: dict[str, bytearray] = {name: bytearray() for name in STREAMS}
         self._fault: tuple[Fault, str] | None = None
@@ -68,7 +68,7 @@ class RunningCall:
         return pid
 
     def read(self, fd: int) -> bool:
-        """Read what is in a pipe; False at its end. A call that printed too much is killed."""
+        """Read the content of a pipe; return False at its end. A call that printed too much is killed."""
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -80,9 +80,9 @@ class RunningCall:
         return bool(data)
 
     def check(self, now: float) -> None:
-        """Kill the call if its time is over, or if it became too many processes, or holds too much.
+        """Kill the call if its time is over, or if it has too many processes or holds too much.
 
-        One that has ended stays as it is: it may have been in time, and this process at an import since.
+        A call that has ended is not killed: it may have ended in time while this process was busy with an import.
         """
         if self._fault is not None or self._has_ended():
             return
@@ -112,16 +112,18 @@ class RunningCall:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self, fault: Fault, words: str) -> None:
-        """Kill it with everything below it. The first reason stays."""
+        """Kill the call with all its descendants. The first reason is kept."""
         self._fault = self._fault or (fault, words)
         with contextlib.suppress(ProcessLookupError):
-            if "namespaces" in self._isolation.means:  # the kernel ends all of a namespace with its first process
+            if (
+                "namespaces" in self._isolation.means
+            ):  # the kernel kills all processes of a namespace with its first one
                 os.kill(self.pid, signal.SIGKILL)
             else:
                 kill_with_all_below(self.pid)
 
     def ended(self) -> Ended:
-        """Reap it, once its pidfd says that it is over, and say how it ended. Its folder is gone after that."""
+        """Reap the call after its pidfd has reported its end, remove its folder, and return how it ended."""
         _, status, usage = os.wait4(self.pid, 0)
         told = ended_as(self._status_fd)
         os.close(self._status_fd)
@@ -153,7 +155,7 @@ class RunningCall:
             self.kill("printed_too_much", f"it {verb} more than {self.call.limits.output_kb} KiB and was stopped")
 
     def _kept_grows(self, fd: int) -> bool:
-        """Read what is left in a pipe after the end; all processes that hold it are dead or about to be."""
+        """Read the rest of a pipe after the end; all processes that hold it are dead or dying."""
         before = len(self._kept[self.pipes[fd]])
         return self.read(fd) and len(self._kept[self.pipes[fd]]) > before
 
@@ -167,7 +169,7 @@ class RunningCall:
         if (told := bytes(self._kept["returned"])).startswith(NOT_ISOLATED):
             reason = told.removeprefix(NOT_ISOLATED).decode()
             return ("not_isolated", f"it was not run, as the kernel did not isolate it this time ({reason})")
-        if exit_code == -signal.SIGKILL and duration_s >= limits.timeout_s:  # the kernel ended it before we did
+        if exit_code == -signal.SIGKILL and duration_s >= limits.timeout_s:  # the kernel killed it first
             return ("timed_out", self._too_long())
         if exit_code == -signal.SIGKILL and cpu_s >= _CPU_SHARE * limits.most_cpu_s:
             return ("timed_out", f"it took longer than {limits.most_cpu_s} s of CPU time and was stopped")

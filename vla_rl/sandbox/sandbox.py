@@ -1,4 +1,4 @@
-"""The sandbox as the event loop sees it: calls that may hang, crash, print or fork, and always come back."""
+"""The event loop's side of the sandbox: calls that may hang, crash, print or fork, and always return."""
 
 import asyncio
 import itertools
@@ -27,22 +27,22 @@ _INHERITED: Final = ("PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "VIRTUAL_ENV", 
 
 
 class SandboxConfig(Config, frozen=True, kw_only=True):
-    """The processes behind text environments."""
+    """The processes that run the tools and scorers of text environments."""
 
     max_calls: int = 16
-    """Calls that run at the same time; the next one waits, and its own deadline has not begun."""
+    """Most calls that run at the same time. Further calls wait; their own time limit has not started then."""
 
     environment: dict[str, str] = msgspec.field(default_factory=dict)
-    """Environment variables of the processes, beside PATH, HOME and the like. Nothing else of ours is handed on: keys and
-    tokens in this process's environment stay here."""
+    """Environment variables of the processes, besides PATH, HOME and the like. No others are inherited, so that keys and
+    tokens in this process's environment stay private."""
 
     keeper_grace_s: float = 30.0
-    """How long after a call's own `timeout_s` the keeper may take to say how it ended. One that takes longer is stuck: it is
-    killed with all that it runs, and the next call starts another."""
+    """Most seconds after a call's own `timeout_s` in which the keeper has to report its end. A keeper that takes longer is
+    stuck: it is killed with all its calls, and the next call starts another."""
 
     without: tuple[Means, ...] = ()
-    """Means of isolation not to use: namespaces, mounts, own_user, landlock, seccomp. By default all that the kernel gives
-    are used. Leave out mounts, own_user and landlock if tools have to write outside of their folders."""
+    """Means of isolation not to use: namespaces, mounts, own_user, landlock, seccomp. By default all that the kernel
+    supports are used. Exclude mounts, own_user and landlock if tools have to write outside of their folders."""
 
     def __post_init__(self) -> None:
         self.require(self.max_calls >= 1, "max_calls", ">= 1")
@@ -51,21 +51,21 @@ class SandboxConfig(Config, frozen=True, kw_only=True):
 
 
 RETRIES_AFTER_S: Final = (0.1, 0.2, 0.4, 0.8)
-"""When a call that the kernel did not isolate, and that therefore did not run, is tried again: it may be out of namespaces
+"""Seconds before each retry of a call that did not run because the kernel could not isolate it: it may be out of namespaces
 for a moment."""
 
 UNSENDABLE: Final = (OverflowError, TypeError, ValueError, RecursionError, msgspec.MsgspecError)
-"""Errors of encoding: a whole number beyond 64 bits, an object that is no plain value, text that is no UTF-8."""
+"""Errors of encoding: an integer beyond 64 bits, an object that is not a plain value, text that is not valid UTF-8."""
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a call."""
 
     value: Any = None
-    """Plain values that the function returned; None if it did not return."""
+    """The function's result, as plain values; None if it did not return."""
 
     fault: Fault | None = None
-    """None if it ran to its end: a function returned, a program ended with exit code 0."""
+    """The fault of the call; None if a function returned, or a program ended with exit code 0."""
 
     text: str = ""
     """The reason of the fault, for a person or a model."""
@@ -73,32 +73,32 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     stdout: str = ""
     stderr: str = ""
     is_offline: bool = False
-    """Whether it was cut off from the network."""
+    """Whether the call had no network."""
 
     duration_s: float = 0.0
-    """Seconds between its start and its end; waiting for a place is not counted."""
+    """Seconds from its start to its end, without the wait for a free place."""
 
 
 class Sandbox:
     """Runs functions and programs in processes of their own, with limits. `async with` starts nothing: the first call does.
 
-    A call never raises for what the function does. The keeper behind it is replaced if it dies or is stuck; calls that it
-    had then are answered with the fault "died". A call writes in a folder of its own only, and reads whatever this user can
-    read; what this kernel and user cannot keep it from is logged once.
+    A call never raises an error of its function. A keeper that dies or is stuck is replaced; its calls are answered with the
+    fault "died". A call writes only in a folder of its own, and can read all that this user can read; actions that this
+    kernel and user cannot prevent are logged once.
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
         self._config = config if config is not None else SandboxConfig()
         self.counts: Counter[str] = Counter()
-        """Calls by how they ended: "done" or a fault."""
+        """Number of calls by their end: "done" or a fault."""
         self._numbers = itertools.count()
         self._room = asyncio.Semaphore(self._config.max_calls)
         self._imported: dict[str, bool] = {}
-        """Modules that a keeper was asked to import, and whether it survived that."""
+        """Modules that a keeper imported, and whether it survived the import."""
         self._starting = asyncio.Lock()
         self._keeper: KeeperProcess | None = None
         self.missing: dict[Means, str] = {}
-        """Means of isolation that calls do without, each with the reason; known once the first call has ended."""
+        """Means of isolation that calls run without, each with the reason; known when the first call has ended."""
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -116,7 +116,7 @@ class Sandbox:
 
     @property
     def keeper_pid(self) -> int | None:
-        """The process that forks; None until a first call has started one."""
+        """Pid of the process that forks; None until a first call has started one."""
         return None if self._keeper is None else self._keeper.pid
 
     async def call(
@@ -127,11 +127,11 @@ class Sandbox:
         *,
         is_converted: bool = False,
     ) -> CallResult:
-        """Call `module:function` with plain values by name. What it may take and do: `limits`.
+        """Call `module:function` with plain values by name, within `limits`.
 
-        With `is_converted` its arguments become what its type hints ask for, such as a struct instead of a dict.
+        With `is_converted` the arguments are converted to the type hints, such as a dict to a struct.
 
-        Its module is imported once, in the keeper: it should start no threads. A call's time begins after the import.
+        The module is imported once, in the keeper, and should start no threads. A call's time starts after the import.
         """
         limits = limits if limits is not None else ProcessLimits()
         await self.preload(path.partition(":")[0])
@@ -154,7 +154,7 @@ class Sandbox:
         return self._counted(msgspec.structs.replace(result, value=returned.value))
 
     async def run_program(self, source: str, stdin: str = "", limits: ProcessLimits | None = None) -> CallResult:
-        """Run Python source in a fresh interpreter and an empty folder; without `limits`, offline."""
+        """Run Python source in a new interpreter and an empty folder; without `limits`, offline."""
         limits = limits if limits is not None else ProcessLimits(network=False)
         number = next(self._numbers)
         try:
@@ -164,7 +164,7 @@ class Sandbox:
         return self._counted(_result_of(await self._answer(number, message, limits)))
 
     async def preload(self, module: str) -> None:
-        """Import a module in the keeper, once; one that kills the keeper is not tried again."""
+        """Import a module in the keeper, once; a module that kills the keeper is not tried again."""
         (await self._serving_keeper()).preload(module)
 
     async def _answer(self, number: int, message: bytes, limits: ProcessLimits) -> Ended:
@@ -199,7 +199,7 @@ class Sandbox:
             return self._keeper
 
     def _describe(self, ready: Ready) -> None:
-        """Log what calls are not kept from, unless it was logged of another keeper."""
+        """Log the actions that calls are not prevented from, unless they were logged for an earlier keeper."""
         missing = {**dict.fromkeys(self._config.without, "left out by configuration"), **ready.refused}
         if missing != self.missing:
             self.missing = missing
@@ -219,7 +219,7 @@ class Sandbox:
 
 
 def function_path(function: Callable[..., Any]) -> str:
-    """`module:function`, by which another process finds it. Raises: TypeError for one that no other process can import."""
+    """Return `module:function`, for another process to import. Raises: TypeError if no other process can import it."""
     try:
         return import_path(function)
     except TypeError as error:

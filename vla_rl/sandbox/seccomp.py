@@ -1,8 +1,8 @@
-"""A filter on system calls, for what namespaces and Landlock leave open. Needs no privileges.
+"""A filter on system calls, for actions that namespaces and Landlock do not block. Needs no privileges.
 
-Without a network a process gets no sockets: neither for the network nor for unix sockets, which a path makes reachable from
-every network namespace. Memory that belongs to no process and no file system, and objects that outlive their processes, are
-refused to all. An io_uring could make both without the calls that are filtered here.
+Without a network a process gets no sockets: no network sockets, and no unix sockets, because one with a path is reachable
+from every network namespace. Memory that belongs to no process and no file system, and objects that outlive their processes,
+are always blocked. So is io_uring, which could create both without the calls that are filtered here.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _X32_CALLS: Final = 0x40000000
 
 
 class _Machine(NamedTuple):
-    """Numbers of one architecture."""
+    """System call numbers of one architecture."""
 
     audit_number: int
     socket: int
@@ -41,10 +41,10 @@ class _Program(ctypes.Structure):
 
 
 def refuse_calls(*, network: bool) -> None:
-    """Filter the system calls of this process and of all that it starts. It must have given up gaining privileges.
+    """Filter the system calls of this process and of all that it starts. It must have set no_new_privs before.
 
     Args:
-        network: False refuses all sockets but pairs, which are connected from the beginning.
+        network: False blocks all sockets except pairs, which are connected from the start.
 
     Raises: OSError if the kernel has no filters, or this machine is of an unknown architecture.
     """
@@ -57,14 +57,14 @@ def refuse_calls(*, network: bool) -> None:
 
 
 def _filter(machine: _Machine, *, network: bool) -> bytes:
-    """Instructions that refuse one call after the other, and allow the rest."""
+    """Return instructions that block the given calls, one after the other, and allow the rest."""
     refusals = [(number, errno.ENOSYS) for number in machine.refused]
     if not network:
         refusals.append((machine.socket, errno.ENETUNREACH))
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
         _instruction(_EQUAL, machine.audit_number, if_true=1),
-        _instruction(_RETURN, _REFUSE | errno.ENOSYS),  # 32-bit programs, which number their calls otherwise
+        _instruction(_RETURN, _REFUSE | errno.ENOSYS),  # 32-bit programs, which have other system call numbers
         _instruction(_LOAD, _NUMBER),
         _instruction(_AT_LEAST, _X32_CALLS, if_false=1),
         _instruction(_RETURN, _REFUSE | errno.ENOSYS),

@@ -1,4 +1,4 @@
-"""How much a call holds in all, which no limit of the kernel bounds: those hold for one process, or for one file."""
+"""The total memory and files of a call. The kernel's own limits apply to one process or one file only."""
 
 import contextlib
 import os
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-_BLOCK: Final = 512  # of stat, whatever the file system's own blocks are
+_BLOCK: Final = 512  # unit of st_blocks, whatever the file system's own block size is
 _HELD: Final = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 _SHARED_OUT: Final = (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")
 
 
 def memory_held(pid: int) -> int:
-    """Bytes of memory of a process that belong to no file; 0 if it is gone."""
+    """Return the bytes of memory of a process that belong to no file; 0 if it is gone."""
     try:
         return _sum_of(Path(f"/proc/{pid}/status"), _HELD)
     except OSError:
@@ -20,20 +20,20 @@ def memory_held(pid: int) -> int:
 
 
 def holds_more_memory(pids: Iterable[int], most: int) -> bool:
-    """Whether processes hold more than `most` bytes together, beside what they have mapped from files.
+    """Return whether processes hold more than `most` bytes together, without memory mapped from files.
 
-    A sum is cheap, but counts a page once for each process that shares it after a fork. Only if the sum is too large is each
-    page divided among them, at ten times the cost.
+    A plain sum is cheap, but counts a page once for each process that shares it after a fork. Only if that sum is too large,
+    each page is divided among the processes, at ten times the cost.
     """
     pids = list(pids)
     return sum(map(memory_held, pids)) > most and sum(map(_proportional, pids)) > most
 
 
 def disk_used(folder: Path, pids: Iterable[int], most_files: int) -> float:
-    """Bytes of all files in a folder, and of those that were removed while a process has them open.
+    """Return the bytes of all files in a folder, and of removed files that a process still has open.
 
-    Infinite for more files than `most_files`, and for a folder that cannot be read: one without permissions, or so deep
-    that no path leads there.
+    Returns infinity for more than `most_files` files, and for a folder that cannot be read: one without permissions, or
+    nested too deeply for a path.
     """
     sizes = dict[tuple[int, int], int]()
     ahead = [os.fspath(folder)]
@@ -48,7 +48,7 @@ def disk_used(folder: Path, pids: Iterable[int], most_files: int) -> float:
                     if len(sizes) > most_files:
                         return float("inf")
     except FileNotFoundError:
-        pass  # removed as we looked
+        pass  # removed meanwhile
     except OSError:
         return float("inf")
     for pid in pids:
@@ -58,7 +58,7 @@ def disk_used(folder: Path, pids: Iterable[int], most_files: int) -> float:
 
 def _removed_but_open(pid: int) -> dict[tuple[int, int], int]:
     found = dict[tuple[int, int], int]()
-    with contextlib.suppress(OSError):  # it ended, or is not ours to look into
+    with contextlib.suppress(OSError):  # it ended, or we may not read it
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 stat = os.stat(f"/proc/{pid}/fd/{name}")
@@ -68,7 +68,7 @@ def _removed_but_open(pid: int) -> dict[tuple[int, int], int]:
 
 
 def _proportional(pid: int) -> int:
-    """The same, with its part of each page that it shares; `memory_held` if we may not look."""
+    """Return the same, with only its part of each shared page; `memory_held` if that cannot be read."""
     try:
         return _sum_of(Path(f"/proc/{pid}/smaps_rollup"), _SHARED_OUT)
     except OSError:
@@ -76,5 +76,5 @@ def _proportional(pid: int) -> int:
 
 
 def _sum_of(file: Path, names: tuple[bytes, ...]) -> int:
-    """Bytes in the lines that begin with these names and give KiB."""
+    """Sum the lines that begin with these names, given in KiB, and return bytes."""
     return 1024 * sum(int(line.split()[1]) for line in file.read_bytes().splitlines() if line.startswith(names))
