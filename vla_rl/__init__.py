@@ -1,8 +1,8 @@
-"""vla_rl: an asyncio-first actor runtime that post-trains robot policies and language agents by reinforcement.
+"""vla_rl: an asyncio-first actor runtime that post-trains robot policies and language agents by reinforcement learning.
 
     from vla_rl import TaskStart, TrainingConfig, train
 
-The names below are imported when they are first used; `import vla_rl` itself imports neither torch nor a simulator.
+The names below are imported on first use; `import vla_rl` itself imports neither torch nor a simulator.
 """
 
 from importlib import import_module

@@ -1,23 +1,23 @@
-"""Faults that a supervisor, a scheduler or a user tells apart. A caller's plain mistake stays a built-in exception.
+"""Errors that a supervisor, a scheduler or a user has to distinguish. Plain mistakes of a caller raise built-in exceptions.
 
-Who raises what:
-    `ActorDied`, `ActorFrozen`   the runtime; the scheduler replays the episode elsewhere, the pool replaces the process
-    `RemoteError`                an application exception whose class the caller cannot name, with the remote traceback
-    `EnvError`                   an environment that breaks its contract; never retried, the run ends and says why
+The errors and their causes:
+    `ActorDied`, `ActorFrozen`   a process is gone; the scheduler runs the episode again, the pool replaces the process
+    `RemoteError`                an application exception whose class the caller cannot import, with the remote traceback
+    `EnvError`                   an environment that breaks its contract; never retried, the run ends with this error
     `AgentError`                 an agent that breaks its contract, such as one that returns no trajectory
-    `ConfigError`                a configuration refused before anything starts
-    `GraphError`                 a graph refused when it is built, or a node that broke its declaration
-    `ConservationError`          an episode was lost or counted twice; only a bug of ours can raise it
-    `CheckpointError`            a checkpoint that is not whole, or could not be written
-    `DataError`                  a data set that is not what was expected; names the file, the episode and the field
-    `ContextOverflow`            a prompt that leaves a language policy no room to reply
+    `ConfigError`                a configuration rejected before anything starts
+    `GraphError`                 a graph rejected when it is built, or a node that broke its declaration
+    `ConservationError`          an episode was lost or counted twice; only a bug in vla_rl can raise it
+    `CheckpointError`            a checkpoint that is incomplete, or could not be written
+    `DataError`                  a data set with a missing or wrong field; names the file, the episode and the field
+    `ContextOverflow`            a prompt that leaves a language policy no room for a reply
 """
 
 from collections.abc import Sequence
 
 
 class VlaRlError(Exception):
-    """Base of all errors that vla_rl names."""
+    """Base class of all errors of vla_rl."""
 
 
 class ActorDied(VlaRlError):
@@ -25,9 +25,9 @@ class ActorDied(VlaRlError):
 
     Args:
         name: the actor's name, as given to `spawn`.
-        pid: operating-system id of the process that died, 0 where there was none (in this loop).
+        pid: operating-system id of the process that died; 0 if there was none (an actor in this loop).
         cause: `"exit code 3"`, `"SIGKILL"`, `"host unreachable for 2.0 s"`, or the error its constructor raised.
-        last_words: the last lines it wrote to stderr, oldest first.
+        last_words: the last lines that it wrote to stderr, oldest first.
     """
 
     def __init__(self, name: str, pid: int, cause: str, last_words: Sequence[str] = ()) -> None:
@@ -37,11 +37,11 @@ class ActorDied(VlaRlError):
 
 
 class ActorFrozen(ActorDied):
-    """A live process stood still, or did not answer before its deadline; it was killed, so nothing of it answers later."""
+    """A live process froze, or did not answer before its deadline; it was killed, so no answer can come later."""
 
 
 class RemoteError(VlaRlError):
-    """An exception of an actor's own code whose class is unknown here; carries its name, text and remote traceback."""
+    """An exception of an actor's own code whose class is unknown here; holds its name, text and remote traceback."""
 
     def __init__(self, type_name: str, message: str, remote_traceback: str = "") -> None:
         self.type_name, self.message, self.remote_traceback = type_name, message, remote_traceback
@@ -49,23 +49,23 @@ class RemoteError(VlaRlError):
 
 
 class EnvError(VlaRlError):
-    """An environment raised, or returned something its declared spaces do not allow."""
+    """An environment raised an error, or returned a value that its declared spaces do not allow."""
 
 
 class AgentError(VlaRlError, ValueError):
-    """An agent that is not async, returns something else than its episode's trajectory, or misuses what it is handed."""
+    """An agent that is not async, does not return its episode's trajectory, or misuses its environment or policy."""
 
 
 class ConfigError(VlaRlError, ValueError):
-    """A configuration value that is unknown, out of range, or infeasible together with another."""
+    """A configuration value that is unknown, out of range, or incompatible with another."""
 
 
 class GraphError(VlaRlError, ValueError):
-    """A graph that cannot run, or a node that did not keep to what it declared."""
+    """A graph that cannot run, or a node that violated its declaration."""
 
 
 class ConservationError(VlaRlError):
-    """dispatched = trained + filtered + dropped + in flight + buffered does not hold."""
+    """The equation dispatched = trained + filtered + dropped + in flight + buffered does not hold."""
 
 
 class CheckpointError(VlaRlError):
@@ -73,24 +73,24 @@ class CheckpointError(VlaRlError):
 
 
 class DataError(VlaRlError):
-    """A data set that lacks something, or holds something else than expected; names the file, the episode and the field."""
+    """A data set with a missing or wrong field; names the file, the episode and the field."""
 
 
 class PolicyError(VlaRlError):
-    """A policy that answers with what is no number; says which weights, and in which episode."""
+    """A policy that returns NaN, infinity or impossible log-probs; names the weight version and the episode."""
 
 
 class ContextOverflow(VlaRlError, ValueError):
     """A prompt that leaves no room for a reply.
 
     Args:
-        num_tokens: of the prompt.
-        context_size: tokens that prompt and reply may have together.
+        num_tokens: tokens of the prompt.
+        context_size: most tokens of prompt and reply together.
     """
 
     def __init__(self, num_tokens: int, context_size: int) -> None:
         self.num_tokens, self.context_size = num_tokens, context_size
         super().__init__(
             f"the prompt has {num_tokens} tokens and the context {context_size}, expected room for at least one token of a "
-            "reply; shorten the conversation, or take a policy (or an engine) with a longer context"
+            "reply; shorten the conversation, or use a policy (or an engine) with a longer context"
         )

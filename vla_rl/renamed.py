@@ -1,6 +1,6 @@
-"""Old names of modules, which stay importable for one release: `vla_rl.recipes.training` is `vla_rl.training.run` now.
+"""Old names of modules, importable for one more release: `vla_rl.recipes.training` is `vla_rl.training.run` now.
 
-An import of an old name gives the module itself, not a copy, and a DeprecationWarning. `python -m` takes old names too.
+An import of an old name returns the module itself, not a copy, with a DeprecationWarning. `python -m` accepts old names too.
 """
 
 import sys
@@ -70,7 +70,7 @@ _MOVED_ATTRIBUTES: Final = MappingProxyType({"vla_rl.engines": "vla_rl.learning"
 
 
 class _SameModule(Loader):
-    """Loads the module of the new name, under the old one."""
+    """Loads the module of the new name under the old one."""
 
     def __init__(self, new_name: str) -> None:
         self._new_name = new_name
@@ -82,7 +82,7 @@ class _SameModule(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own spec back; it was executed before."""
+        """Restore the module's own spec; the module was executed before."""
         module.__spec__ = self._own_spec
 
     def get_code(self, old_name: str) -> CodeType | None:
@@ -98,7 +98,7 @@ class RenamedFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer imports of an old name, or of something below one; None for every other import."""
+        """Find the module of an old name, or of a name below one; return None for every other import."""
         new_name = new_name_of(name)
         if new_name is None:
             return None
@@ -113,7 +113,7 @@ class RenamedFinder:
 
 
 def new_name_of(name: str) -> str | None:
-    """Return today's name of a module that is asked for by its old one; None if it has no other name."""
+    """Return the new name of a module, given its old one; None if it was not renamed."""
     if not name.startswith("vla_rl."):
         return None
     parts = name.split(".")
@@ -125,7 +125,7 @@ def new_name_of(name: str) -> str | None:
 
 
 def renamed_attribute(module: str, name: str) -> Any:
-    """Return what a package gave under this name until it moved to another package; None if it never did."""
+    """Return an attribute that a package had until it moved to another package; None if it never had it."""
     new = import_module(_MOVED_ATTRIBUTES[module])
     if name.startswith("_") or name not in new.__all__:
         return None
@@ -138,6 +138,6 @@ def _warn(old: str, new: str) -> None:
 
 
 def install() -> None:
-    """Put the finder before all others, once: behind them, what is below a package that moved would be imported twice."""
+    """Put the finder before all others, once; behind them, modules of a package that moved would be imported twice."""
     if not any(isinstance(finder, RenamedFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, RenamedFinder())

@@ -1,8 +1,8 @@
-"""Makes torchvision import beside a CPU build of torch, once `vla_rl` was imported; imports nothing before it is needed.
+"""Makes torchvision importable with a CPU build of torch, after `vla_rl` was imported; imports nothing before it is needed.
 
-The registries' torchvision wheel is built for CUDA. Beside a CPU-only torch its C++ library cannot be loaded, and its
-Python half then fails (`operator torchvision::nms does not exist`), because two operators that it never calls on its own
-are not declared. Declaring them is enough for torchvision, and for timm, transformers, peft and vLLM, which import it.
+The torchvision wheel of the package index is built for CUDA. With a CPU-only torch its C++ library cannot be loaded, and its
+Python code then fails (`operator torchvision::nms does not exist`), because two operators that it never calls on its own are
+not declared. Declaring them is enough for torchvision, and for timm, transformers, peft and vLLM, which import it.
 """
 
 import functools
@@ -13,16 +13,16 @@ from types import ModuleType
 from typing import Any
 
 _declared: list[Any] = []
-"""Owns the declarations, which end with it; empty unless torchvision needs them."""
+"""Keeps the declarations alive; empty unless torchvision needs them."""
 
 
 class TorchvisionFinder:
-    """Finds torchvision where other finders do, and has it executed again with its operators declared, if it needs them."""
+    """Finds torchvision through the other finders, and executes it again with its operators declared if it needs them."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Called for every import; answers the one of torchvision."""
+        """Find torchvision; return None for every other import."""
         if name != "torchvision":
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
@@ -44,7 +44,7 @@ def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
 
 
 def _declare_operators() -> None:
-    import torch  # which torchvision has imported
+    import torch  # torchvision has imported it already
 
     library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
@@ -53,6 +53,6 @@ def _declare_operators() -> None:
 
 
 def install() -> None:
-    """Put the finder before all others; again does nothing."""
+    """Put the finder before all others; a second call does nothing."""
     if not any(isinstance(finder, TorchvisionFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, TorchvisionFinder())
