@@ -1,1 +1,1 @@
-"""Measurements, each a ratio of us to a peer or to the machine's limit in one run; the last line is one JSON object."""
+"""Benchmarks; each measures a ratio of vla_rl to a peer or to the machine's limit, and prints a JSON object as last line."""

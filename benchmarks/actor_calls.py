@@ -6,11 +6,10 @@
     rate64_vs_zmq, rate64_vs_ray     our calls per second with 64 in flight, over theirs
     cpu64_vs_zmq                     our CPU time per call with 64 in flight, parent and child together, over theirs
     uvloop_floor_vs_zmq              the same two sockets, the caller's driven by uvloop: its median time, over theirs
-    latency_vs_uvloop_floor          ours over that: what types, deadlines, cancellation and liveness cost
+    latency_vs_uvloop_floor          ours over that: the cost of types, deadlines, cancellation and liveness
 
-Raw ZeroMQ is a pair of blocking DEALER sockets over ipc in two processes that send the same bytes without meaning; ours
-carries types, deadlines, cancellation and liveness. All take turns, round after round; a ratio is the median of the rounds'
-ratios.
+Raw ZeroMQ is a pair of blocking DEALER sockets over ipc in two processes that send the same bytes untyped; ours adds types,
+deadlines, cancellation and liveness. All take turns, round after round; a ratio is the median of the rounds' ratios.
 """
 
 import argparse
@@ -38,10 +37,10 @@ ANSWER = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
 
 
 class Stepper(Actor):
-    """Answers at once, as a simulator without physics would."""
+    """Answers at once, like a simulator without physics."""
 
     async def step(self, action: list[float]) -> list[float]:
-        """Nine floats for seven."""
+        """Return nine floats for seven."""
         return ANSWER
 
 
@@ -52,7 +51,7 @@ class CpuClock:
         self._processes = [psutil.Process(), psutil.Process(other_pid)]
 
     def read_s(self) -> float:
-        """User and system time so far."""
+        """Return user and system time so far."""
         times = [process.cpu_times() for process in self._processes]
         return float(sum(entry.user + entry.system for entry in times))
 
@@ -177,9 +176,9 @@ class RawZeroMQ:
 
 
 class BareUvloop:
-    """The caller's socket on uvloop by its descriptor, one future for each message; the other end as with raw ZeroMQ.
+    """The caller's socket on uvloop by its descriptor, one future for each message; the other end is that of raw ZeroMQ.
 
-    What any caller with an event loop pays, before it knows what a call is.
+    This is the cost for any caller with an event loop, before any semantics of calls.
     """
 
     def __init__(self) -> None:
@@ -195,7 +194,7 @@ class BareUvloop:
         self._raw.__exit__(*error)
 
     def latency_us(self, calls: int = 600) -> float:
-        """Median of one message at a time."""
+        """Return the median time of one message at a time."""
         return self._runner.run(self._one_at_a_time(calls))
 
     async def _one_at_a_time(self, calls: int) -> float:
@@ -212,7 +211,7 @@ class BareUvloop:
             answer = loop.create_future()
             began = time.perf_counter()
             socket.send(message)
-            loop.call_soon(look)  # sending may have swallowed the announcement
+            loop.call_soon(look)  # sending may have consumed the notification
             await answer
             times.append(time.perf_counter() - began)
         loop.remove_reader(descriptor)
@@ -231,7 +230,7 @@ def _echo(address: str) -> None:
 
 
 class Ray:
-    """A Ray actor, awaited."""
+    """An awaited Ray actor."""
 
     def __enter__(self) -> Self:
         import ray
@@ -281,7 +280,7 @@ def main() -> None:
     """Measure all in turn, print a table and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--without-ray", action="store_true", help="leave out the slow peer")
+    parser.add_argument("--without-ray", action="store_true", help="do not measure Ray, which is slow")
     options = parser.parse_args()
     with ExitStack() as stack:
         ray = None if options.without_ray else stack.enter_context(Ray())

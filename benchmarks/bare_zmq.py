@@ -1,7 +1,7 @@
-"""The floor under `env_transport`: frames in shared memory and a note over ZeroMQ, with nothing else around them.
+"""The lower bound for `env_transport`: frames in shared memory and a short message over ZeroMQ, and nothing else.
 
-No types, no deadlines, no supervision, no several things at once: a parent that sends a note to every simulator and then
-waits for each, and children that block until they get one, step, copy the frames to where the parent reads them, and say so.
+No types, no deadlines, no supervision, no concurrency: a parent sends a message to every simulator and then waits for each;
+children block until they get one, step, copy the frames to shared memory, and answer.
 """
 
 import mmap
@@ -19,11 +19,11 @@ _STATE_BYTES = 4096
 _NOTE, _ANSWER = b"x" * 46, b"y" * 46
 _FRAME_BYTES = int(np.prod(FRAME))
 _SIMULATOR_BYTES = 2 * (2 * _FRAME_BYTES + _STATE_BYTES)
-"""Two slots: the parent may still read one of them while the next is written."""
+"""Bytes of two slots, because the parent may still read one of them while the next is written."""
 
 
 class BareSimulators:
-    """`num_envs` processes; made before any thread or loop, since it forks."""
+    """Starts `num_envs` processes; make it before any thread or loop, because it forks."""
 
     def __init__(self, num_envs: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -53,7 +53,7 @@ class BareSimulators:
         self._context.destroy(linger=0)
 
     def step(self) -> None:
-        """One control step everywhere; the frames are used where they lie."""
+        """Run one control step in each simulator; the frames are read in place."""
         for socket in self._sockets:
             socket.send(_NOTE)
         for socket in self._sockets:

@@ -1,4 +1,4 @@
-"""vLLM engines against the torch engine: the same numbers, how fast, and what updates and deaths cost.
+"""vLLM engines compared with the torch engine: agreement, speed, and the cost of updates and deaths.
 
     python -m benchmarks.engines [--seconds 3] [--rounds 3] [--chunks 1000] [--kills 20]
 
@@ -7,13 +7,13 @@ it has its answer.
 
 Keys of the last line:
     max_logprob_diff_ar, max_logprob_diff_oft   largest difference of a log-prob from the learner's own network
-    decisions_per_s_1, _16, _64                 OpenVLA-OFT, so many episodes
+    decisions_per_s_1, _16, _64                 OpenVLA-OFT, with this number of episodes
     decisions_per_s_..._vs_torch                over the torch engine in the same run
     update_pause_ms, update_total_ms            of an update under traffic of 16 episodes, medians
-    update_pause_share                          pause over the 2 s from one update to the next; what runs ends in it
-    update_time_share                           decisions that an update every 2 s costs, over those without updates; in turn
-    mixed_version_chunks                        chunks that are not wholly of the version that they name, of `--chunks`
-    requests_lost                               requests that nobody answered while engines were killed
+    update_pause_share                          pause over the 2 s from one update to the next; running work ends in it
+    update_time_share                           share of decisions lost to an update every 2 s; both measured in turn
+    mixed_version_chunks                        chunks with tokens of another version than the named one, of `--chunks`
+    requests_lost                               requests without an answer while engines were killed
 """
 
 import argparse
@@ -42,11 +42,12 @@ UPDATES_A_ROUND = 3
 TEMPERATURE = 1.6
 NUM_CHECKED = 32
 MIXED_ABOVE = 1e-3
-"""Log-probs of one version agree to 1e-5; those of another differ by a thousand times as much."""
+"""Difference above which log-probs are of another version: those of one version agree to 1e-5, others differ 1000 times
+more."""
 
 
 def openvla_like(policy: OpenVlaOft) -> OpenVla:
-    """OpenVLA with the towers and the trunk of another policy."""
+    """Make an OpenVLA with the towers and the trunk of another policy."""
     shared = {
         name: getattr(policy.config, name)
         for name in OpenVlaConfig.__struct_fields__
@@ -56,7 +57,7 @@ def openvla_like(policy: OpenVlaOft) -> OpenVla:
 
 
 def moved(policy: Any, seed: int) -> Any:
-    """The same policy with other weights."""
+    """Return the same policy with other weights."""
     other, generator = policy.copy(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in other.network.parameters():
@@ -65,7 +66,7 @@ def moved(policy: Any, seed: int) -> Any:
 
 
 def gaps(policy: Any, observations: list[Observation], chunks: list[ActionChunk]) -> torch.Tensor:
-    """Of each chunk the largest difference from the policy's own log-probs of its tokens."""
+    """Return each chunk's largest difference from the policy's own log-probs of its tokens."""
     with torch.inference_mode():
         log_probs, _ = policy.log_probs(
             policy.prepare(observations),
@@ -86,7 +87,7 @@ class Traffic:
         self.num_lost = 0
 
     async def run(self, num_episodes: int, is_over: Callable[[], bool]) -> None:
-        """Until `is_over`; every episode gets the answer that it waits for."""
+        """Run episodes until `is_over`; every episode still gets the answer that it waits for."""
         async with asyncio.TaskGroup() as tasks:
             for episode in range(num_episodes):
                 tasks.create_task(self._episode(episode, is_over))
@@ -105,20 +106,20 @@ class Traffic:
 
 
 async def rate(engine: Any, observations: list[Observation], num_episodes: int, seconds: float) -> float:
-    """Decisions a second."""
+    """Measure decisions a second."""
     traffic, began = Traffic(engine, observations), time.perf_counter()
     await traffic.run(num_episodes, lambda: time.perf_counter() - began > seconds)
     return len(traffic.answers) / (time.perf_counter() - began)
 
 
 async def agreement(policy: Any, lane: DeviceLane, config: EngineConfig, observations: list[Observation]) -> float:
-    """Largest difference of a log-prob, over some decisions of a vLLM engine."""
+    """Return the largest difference of a log-prob, over some decisions of a vLLM engine."""
     async with VllmEngine(serve(policy), lane, config) as engine:
         return await agreement_of(engine, policy, observations)
 
 
 async def agreement_of(engine: VllmEngine, policy: Any, observations: list[Observation]) -> float:
-    """The same of an open engine."""
+    """Return the same for an open engine."""
     chunks = await asyncio.gather(
         *(engine.act(seen, Sampling(temperature=TEMPERATURE, seed=seed)) for seed, seen in enumerate(observations))
     )
@@ -128,7 +129,7 @@ async def agreement_of(engine: VllmEngine, policy: Any, observations: list[Obser
 async def rates(
     engine: VllmEngine, policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], options: Any
 ) -> dict[str, float]:
-    """Decisions a second of both engines, in turn."""
+    """Measure decisions a second of both engines, in turn."""
     figures = {}
     async with TorchEngine(policy, lane, EngineConfig(max_batch=64)) as own:
         for num_episodes in (1, 16, 64):
@@ -145,7 +146,7 @@ async def rates(
 async def updates(
     engine: VllmEngine, policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], num_chunks: int
 ) -> dict[str, float]:
-    """What updates under traffic cost, and whether any chunk mixes versions."""
+    """Measure the cost of updates under traffic, and count chunks that mix versions."""
     versions = {version: moved(policy, version % 3) for version in range(1, 4)}
     traffic, count = Traffic(engine, observations), 0
     first = len(engine.update_times)
@@ -156,7 +157,9 @@ async def updates(
             count += 1
             versions[count] = versions[1 + count % 3]
             await lane.run(engine.adopt, versions[count].network, count)
-            await asyncio.sleep(UPDATE_EVERY_S / 4)  # four times as often as the share is given for
+            await asyncio.sleep(
+                UPDATE_EVERY_S / 4
+            )  # four times as often as UPDATE_EVERY_S, for which the share is reported
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(publish())
@@ -184,7 +187,7 @@ async def updates(
 async def share_lost(
     engine: VllmEngine, policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], rounds: int
 ) -> float:
-    """Generation that updates cost: of the decisions a second without them, the share that is missing with them."""
+    """Return the share of decisions a second that is lost to updates."""
     newer, version = moved(policy, 7), max(engine.weight_version, 0)
     seconds = UPDATES_A_ROUND * UPDATE_EVERY_S
     kept = []
@@ -201,7 +204,7 @@ async def share_lost(
 
 
 async def deaths(policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], num_kills: int) -> int:
-    """Requests without an answer while one engine of two is killed again and again."""
+    """Count requests without an answer while one of two engines is killed repeatedly."""
     config = EngineConfig(vllm=VllmConfig(num_engines=2))
     async with VllmEngine(serve(policy), lane, config) as engine:
         traffic, is_over = Traffic(engine, observations), asyncio.Event()
@@ -224,7 +227,7 @@ async def deaths(policy: OpenVlaOft, lane: DeviceLane, observations: list[Observ
 
 
 async def measure(options: Any) -> dict[str, float]:
-    """All figures."""
+    """Measure all figures."""
     policy = make_policy("tiny", torch.device("cpu"))
     observations = [make_observation(policy.config, seed) for seed in range(16)]
     config = EngineConfig()

@@ -1,10 +1,10 @@
-"""Control steps a second through env handles, against what people use today: `python -m benchmarks.env_transport`.
+"""Control steps a second through env handles, compared with common tools: `python -m benchmarks.env_transport`.
 
-Each step brings two 224x224x3 frames and 8 floats (301 KB) from a simulator that costs nothing, so that only transport is
-measured. Ours: one coroutine for each lease of a pool, as episodes use them (`read in place`: the frames are used where they
-lie; `copied out`: copied into memory of one's own), and the vector env in lockstep. Peers: gymnasium's AsyncVectorEnv with
-shared memory, stable-baselines3's SubprocVecEnv, Ray actors. Limits: copying the bytes once, and `bare ZeroMQ`, which is the
-frames in shared memory and a note over ZeroMQ with no runtime around them. All take turns, round after round.
+Each step transports two 224x224x3 frames and 8 floats (301 KB) from a simulator without computation, so that only transport
+is measured. Ours: one coroutine for each lease of a pool, as in episodes (`read in place`: the frames are read in shared
+memory; `copied out`: they are copied into private memory), and the vector env in lockstep. Peers: gymnasium's AsyncVectorEnv
+with shared memory, stable-baselines3's SubprocVecEnv, Ray actors. Limits: copying the bytes once, and `bare ZeroMQ`, which
+is the frames in shared memory and a short message over ZeroMQ, without a runtime. All take turns, round after round.
 
 Sixteen of ours are measured in the setting that we recommend for environments this cheap, a process for each core with
 several environments in it (`SimulatorConfig.envs_per_process`; the JSON names it as `setting`), and in a process for each
@@ -14,8 +14,8 @@ vector env).
 
 Prints a table, and as its last line a JSON object of ratios; goals: vs_gym_shm_1 >= 1.3, vs_gym_shm_16 >= 1.5,
 vs_gym_shm_nocopy_16 >= 1.2, vs_sb3_16 >= 8, vs_ray_16 >= 25. `own_process_share_of_zmq_floor_16` is ours over bare ZeroMQ,
-with a process for each environment on both sides, and `zmq_floor_vs_...` what bare ZeroMQ itself reaches against a peer:
-more than that no runtime over ZeroMQ with so many processes can.
+with a process for each environment on both sides, and `zmq_floor_vs_...` is bare ZeroMQ over a peer: no runtime over ZeroMQ
+with the same number of processes can be faster.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SETTINGS = {"packed": PACKED, "own process": OWN_PROCESS}
 
 
 def steps_per_second(run_steps: Callable[[int], None], num_envs: int, seconds: float) -> float:
-    """Run a hundredth to find the pace, then about `seconds` of vector steps; control steps a second over all envs."""
+    """Run a hundredth to find the speed, then about `seconds` of vector steps. Return control steps a second of all envs."""
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds / 5:
         run_steps(5)
@@ -59,7 +59,7 @@ def steps_per_second(run_steps: Callable[[int], None], num_envs: int, seconds: f
 
 
 def copying_once(seconds: float) -> float:
-    """The limit: each step's bytes copied once, out of 16 sources in turn."""
+    """Measure the limit: each step's bytes copied once, from 16 sources in turn."""
     rng = np.random.default_rng(0)
     sources = [[rng.integers(0, 256, FRAME, dtype=np.uint8) for _ in range(2)] for _ in range(16)]
     targets = [[np.empty(FRAME, np.uint8) for _ in range(2)] for _ in range(16)]
@@ -75,7 +75,7 @@ def copying_once(seconds: float) -> float:
 
 @contextmanager
 def gym_shm(num_envs: int, copy: bool, seconds: float) -> Iterator[Way]:
-    """gymnasium's AsyncVectorEnv with its default, shared memory."""
+    """Yield gymnasium's AsyncVectorEnv with its default, shared memory."""
     envs = AsyncVectorEnv([FramesEnv] * num_envs, shared_memory=True, copy=copy)
     envs.reset(seed=0)
     actions = np.zeros((num_envs, 7), np.float32)
@@ -92,7 +92,7 @@ def gym_shm(num_envs: int, copy: bool, seconds: float) -> Iterator[Way]:
 
 @contextmanager
 def sb3_subproc(num_envs: int, seconds: float) -> Iterator[Way]:
-    """stable-baselines3's SubprocVecEnv."""
+    """Yield stable-baselines3's SubprocVecEnv."""
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     envs = SubprocVecEnv([FramesEnv] * num_envs)
@@ -118,14 +118,14 @@ class RayFrames:
             env.reset(seed=0)
 
     def step(self, actions: list[np.ndarray]) -> list[Any]:
-        """One control step of each."""
+        """Run one control step of each environment."""
         return [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
 
 
 @contextmanager
 def ray_actors(seconds: float) -> Iterator[dict[str, Way]]:
-    """One Ray actor for each env, all asked at once; and as many to an actor as ours to a process."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # or it writes a token into the home folder
+    """Yield one Ray actor for each env, all called at once; and as many envs in an actor as ours in a process."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # else it writes a token into the home folder
     import ray
 
     ray.init(num_cpus=2 * NUM_ENVS, include_dashboard=False, log_to_driver=False, object_store_memory=500 * 2**20)
@@ -156,7 +156,7 @@ def ray_actors(seconds: float) -> Iterator[dict[str, Way]]:
 
 @contextmanager
 def bare_zmq(num_envs: int, seconds: float) -> Iterator[Way]:
-    """The floor; see `benchmarks.bare_zmq`."""
+    """Yield the lower bound; see `benchmarks.bare_zmq`."""
     with BareSimulators(num_envs) as simulators:
 
         def run(num_steps: int) -> None:
@@ -168,7 +168,7 @@ def bare_zmq(num_envs: int, seconds: float) -> Iterator[Way]:
 
 @contextmanager
 def our_vector(config: SimulatorConfig, copy: bool, seconds: float) -> Iterator[Way]:
-    """Our vector env, in lockstep over the same kind of processes."""
+    """Yield our vector env, in lockstep over the same kind of processes."""
     envs = make_vec(FRAMES_ID, NUM_ENVS, copy=copy, config=config)
     envs.reset(seed=0)
     actions = np.zeros((NUM_ENVS, 7), np.float32)
@@ -184,7 +184,7 @@ def our_vector(config: SimulatorConfig, copy: bool, seconds: float) -> Iterator[
 
 
 async def play(env: Env, num_steps: int, copy_out: bool) -> None:
-    """One coroutine for each env, as an episode has."""
+    """Step one env in a coroutine, like an episode."""
     for _ in range(num_steps):
         observation, *_ = await env.step(ACTION)
         if copy_out:
@@ -193,7 +193,7 @@ async def play(env: Env, num_steps: int, copy_out: bool) -> None:
 
 
 def our_handles(envs: list[Env], copy_out: bool, seconds: float, loop: asyncio.AbstractEventLoop) -> Way:
-    """Leased environments, played from the thread that measures everything in turn."""
+    """Make a way that steps leased environments, called from the thread that measures everything in turn."""
 
     async def play_all(num_steps: int) -> None:
         await asyncio.gather(*(play(env, num_steps, copy_out) for env in envs))
@@ -205,7 +205,7 @@ def our_handles(envs: list[Env], copy_out: bool, seconds: float, loop: asyncio.A
 
 
 async def leases(pool: SimulatorPool, stack: AsyncExitStack) -> list[Env]:
-    """As many as the pool has simulators, each at the start of an episode that never ends."""
+    """Lease all simulators of the pool, each at the start of an episode that never ends."""
     spec = EnvSpec(id=FRAMES_ID)
     episodes = (
         EpisodeSpec(episode_id=i, group_id=i, member=0, env=spec, task="frames", seed=i, policy_seed=i)
@@ -217,7 +217,7 @@ async def leases(pool: SimulatorPool, stack: AsyncExitStack) -> list[Env]:
 
 
 async def measure_with_ours(ways: dict[str, Way], rounds: int, seconds: float) -> dict[str, float]:
-    """Lease our envs beside the peers and measure all in turn, in a thread, so that this loop is free for ours."""
+    """Lease our envs and measure all ways in turn, in a thread, so that this loop is free for ours."""
     loop = asyncio.get_running_loop()
     async with Runtime(name="benchmark") as runtime, AsyncExitStack() as stack:
         for setting, config in SETTINGS.items():
@@ -235,13 +235,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each way, in each round")
-    parser.add_argument("--without-ray", action="store_true", help="leave out the slowest peer")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds for each way in each round; default 1")
+    parser.add_argument("--without-ray", action="store_true", help="do not measure Ray, the slowest peer")
     options = parser.parse_args()
     seconds = options.seconds
     warnings.simplefilter("ignore")  # the peers' own deprecations
     with ExitStack() as stack:
-        ways: dict[str, Way] = {}  # peers fork: they come before any thread or loop of ours
+        ways: dict[str, Way] = {}  # peers fork: start them before any thread or loop of ours
         for number in (1, NUM_ENVS):
             ways[f"gym shm, {number}"] = stack.enter_context(gym_shm(number, True, seconds))
             ways[f"gym shm nocopy, {number}"] = stack.enter_context(gym_shm(number, False, seconds))
@@ -261,7 +261,7 @@ def main() -> None:
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """Ours over each peer: read in place against peers that also hand out their buffers, and against those that copy."""
+    """Return ours over each peer; reading in place is compared with peers that return their buffers and peers that copy."""
     ours_1, floor_16 = rates["ours, read in place, 1"], rates["bare ZeroMQ, 16"]
     figures = {"vs_gym_shm_1": ours_1 / rates["gym shm, 1"]}
     figures |= _of_setting("packed", "", rates)
@@ -282,7 +282,7 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
 
 
 def _of_setting(setting: str, prefix: str, rates: dict[str, float]) -> dict[str, float]:
-    """The figures of sixteen of ours in one setting."""
+    """Return the figures of sixteen of ours in one setting."""
     ours = rates[f"ours {setting}, read in place, 16"]
     vector, vector_nocopy = (rates[f"our vector env {setting}{kind}, 16"] for kind in ("", " nocopy"))
     figures = {

@@ -1,13 +1,13 @@
-"""Episodes on sleeping simulators: our scheduler against a vector of simulators in lockstep.
+"""Episodes on sleeping simulators: our scheduler compared with a vector of simulators in lockstep.
 
     python -m benchmarks.episode_scheduling
 
-Simulators and policy sleep, so only the order in which things are done is measured: a chunk takes a lognormal time of 10 ms
-on average, an episode 20 chunks on average and 64 at most, the policy 20 ms and 0.5 ms per row. The peer is what lockstep
-rollouts do: all simulators step together and every episode is played to the cap.
+Simulators and policy sleep, so only scheduling is measured: a chunk takes a lognormal time of 10 ms
+on average, an episode 20 chunks on average and 64 at most, the policy 20 ms and 0.5 ms per row. The peer is a lockstep
+rollout: all simulators step together and every episode runs to the cap.
 
 Keys of the last line: `vs_fixed_lockstep` and `vs_fixed_lockstep_32` (episodes/s of 16 and of 32 simulators over the peer's
-16), `policy_busy` (share of the time), `needed_rows` (rows that were executed over rows that were computed), and
+16), `policy_busy` (share of the time), `needed_rows` (executed rows over computed rows), and
 `deterministic_cost` (synchronous training over the same in deterministic mode, whose batches have one row).
 """
 
@@ -34,17 +34,17 @@ ROUNDS, SECONDS = 3, 8.0
 
 
 def chunk_time_s(source: random.Random) -> float:
-    """How long one simulator takes for one chunk."""
+    """Draw the seconds that one simulator takes for one chunk."""
     return CHUNK_MEAN_S * source.lognormvariate(-(CHUNK_SIGMA**2) / 2, CHUNK_SIGMA)
 
 
 def num_chunks(seed: int) -> int:
-    """Length of an episode: geometric, with the cap; 20.4 as a rate gives a mean of 20 under the cap of 64."""
+    """Draw the length of an episode: geometric, with the cap; a rate of 20.4 gives a mean of 20 under the cap of 64."""
     return min(MAX_CHUNKS, 1 + int(-math.log(1 - random.Random(seed).random()) * 20.4))
 
 
 class SleepingEngine:
-    """A policy whose batches take their time and compute nothing."""
+    """A policy whose batches take time and compute nothing."""
 
     weight_version = 0
     num_computed = 0
@@ -98,7 +98,7 @@ class SleepingEnv:
 
 
 class SleepingPool:
-    """As many simulators as asked for."""
+    """A pool of any number of simulators."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs, self.num_executed, self.random = num_envs, 0, random.Random(0)
@@ -109,7 +109,7 @@ class SleepingPool:
 
 
 class Figures(NamedTuple):
-    """One run of our scheduler."""
+    """The figures of one run of our scheduler."""
 
     episodes_per_s: float
     policy_busy: float
@@ -117,7 +117,7 @@ class Figures(NamedTuple):
 
 
 async def fixed_lockstep(num_envs: int) -> float:
-    """Episodes per second when all simulators step together and everybody plays to the cap."""
+    """Measure episodes per second if all simulators step together and every episode runs to the cap."""
     source, clock = random.Random(0), asyncio.get_running_loop().time
     began = clock()
     for _ in range(MAX_CHUNKS):
@@ -127,7 +127,7 @@ async def fixed_lockstep(num_envs: int) -> float:
 
 
 async def scheduled(num_envs: int) -> Figures:
-    """Our scheduler, four updates ahead at most, with a learner that takes no time; measured after the first update."""
+    """Measure our scheduler after the first update, at most four updates ahead, with a learner that takes no time."""
     config = SchedulerConfig(groups_per_update=4, max_staleness=4)
     pool, engine, source = SleepingPool(num_envs), SleepingEngine(deterministic=False), group_source()
     async with engine.batcher, EpisodeScheduler(pool, engine, embodied_agent, source, config) as scheduler:
@@ -138,12 +138,12 @@ async def scheduled(num_envs: int) -> Figures:
             await one_update(scheduler, engine)
         rate = scheduler.metrics()["rollout/episodes_per_s"]
         for _ in range(3):
-            await asyncio.sleep(0)  # answers that were just given reach their simulators
+            await asyncio.sleep(0)  # let answers that were just given reach their simulators
         return Figures(rate, engine.batcher.stats().busy_share, pool.num_executed / engine.num_computed)
 
 
 async def synchronous(*, deterministic: bool) -> float:
-    """Episodes per second of one synchronous update of 32 episodes."""
+    """Measure episodes per second of one synchronous update of 32 episodes."""
     config = SchedulerConfig(groups_per_update=8, max_staleness=0, deterministic=deterministic)
     pool, engine, clock = SleepingPool(16), SleepingEngine(deterministic=deterministic), asyncio.get_running_loop().time
     async with engine.batcher, EpisodeScheduler(pool, engine, embodied_agent, group_source(), config) as scheduler:
@@ -153,7 +153,7 @@ async def synchronous(*, deterministic: bool) -> float:
 
 
 async def one_update(scheduler: EpisodeScheduler, engine: SleepingEngine) -> int:
-    """Collect the groups of an update and train on them in no time; the number of episodes."""
+    """Collect the groups of an update and train on them in no time. Return the number of episodes."""
     groups = [group async for group in scheduler.groups_for_update(scheduler.version)]
     engine.weight_version = scheduler.version + 1
     scheduler.trained(groups, engine.weight_version)
@@ -161,7 +161,7 @@ async def one_update(scheduler: EpisodeScheduler, engine: SleepingEngine) -> int
 
 
 def group_source() -> GroupSource:
-    """Groups of four."""
+    """Make a source of groups of four."""
     return GroupSource([TaskStart(env=EnvSpec(id="sleeping"), task="sleep")], 4, seed=0)
 
 

@@ -1,6 +1,6 @@
-"""An environment whose simulator costs nothing: two camera frames and eight floats a step, for measuring transport.
+"""An environment without computation, to measure transport: two camera frames and eight floats a step.
 
-Child processes build it by `benchmarks.frames_env:benchmarks/frames-v0`.
+Child processes build it as `benchmarks.frames_env:benchmarks/frames-v0`.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ FRAMES_ID = "benchmarks.frames_env:benchmarks/frames-v0"
 
 
 class FramesEnv(gymnasium.Env[Observation, np.ndarray]):
-    """Shows prepared pictures in turn and never ends.
+    """Shows prepared images in turn and never ends.
 
     Observation: image, wrist_image: uint8 [224, 224, 3]; state: float32 [8].
     Action: float32 [7], ignored.
@@ -38,13 +38,13 @@ class FramesEnv(gymnasium.Env[Observation, np.ndarray]):
         self._count = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Start with the first picture."""
+        """Start with the first image."""
         super().reset(seed=seed)
         self._count = 0
         return self._observe(), {}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
-        """Show the next picture."""
+        """Show the next image."""
         self._count += 1
         return self._observe(), 0.0, False, False, {}
 

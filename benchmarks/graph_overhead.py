@@ -1,4 +1,4 @@
-"""What the executor costs over awaiting the same functions by hand, and whether independent nodes really overlap.
+"""The executor's overhead over awaiting the same functions directly, and the overlap of independent nodes.
 
     python -m benchmarks.graph_overhead
 
@@ -22,25 +22,25 @@ SLEEPS_S = (0.05, 0.08, 0.1, 0.12, 0.15, 0.18, 0.2, 0.25)
 
 
 async def source(update: int) -> int:
-    """A value out of nothing; yields to the loop once, as everything that really waits does."""
+    """Return a value without inputs; yields to the loop once, like every function that really waits."""
     await asyncio.sleep(0)
     return update
 
 
 async def one(a: int) -> int:
-    """From one value another."""
+    """Return a value computed from one input."""
     await asyncio.sleep(0)
     return a + 1
 
 
 async def two(a: int, b: int) -> int:
-    """From two values a third."""
+    """Return a value computed from two inputs."""
     await asyncio.sleep(0)
     return a + b
 
 
 def srpo_shaped() -> TaskGraph:
-    """rollout -> reward -> advantage -> update, with three more inferences that do not depend on each other."""
+    """Build rollout -> reward -> advantage -> update, with three more inferences that do not depend on each other."""
     return (
         Pipeline("overhead", inputs="update")
         .add_node("rollout", source, reads="update", writes="groups")
@@ -56,7 +56,7 @@ def srpo_shaped() -> TaskGraph:
 
 
 async def by_hand(num_updates: int) -> None:
-    """The same eight calls, awaited one after another."""
+    """Await the same eight calls one after another."""
     for update in range(num_updates):
         groups = await source(update)
         rewards, log_probs, reference, values = (
@@ -70,14 +70,14 @@ async def by_hand(num_updates: int) -> None:
 
 
 async def by_executor(graph: TaskGraph, num_updates: int) -> None:
-    """The same calls as nodes."""
+    """Run the same calls as nodes."""
     async with Executor(graph).run(num_updates) as updates:
         async for _ in updates:
             pass
 
 
 def sleepers() -> TaskGraph:
-    """Nodes that wait for different times and for nothing else."""
+    """Build nodes that only sleep, for different times."""
 
     async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -89,7 +89,7 @@ def sleepers() -> TaskGraph:
 
 
 def seconds_of(work: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> float:
-    """What one piece of work takes on a fresh loop, by this clock, the loop's own start left out."""
+    """Measure the seconds of `work` on a new loop, by this clock, without the start of the loop."""
 
     async def timed() -> float:
         begun = clock()

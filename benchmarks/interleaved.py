@@ -1,4 +1,4 @@
-"""Measure several ways of doing one thing in turn, round after round, so that a noisy machine disturbs all of them alike."""
+"""Measure several ways in turn, round after round, so that a noisy machine disturbs all of them equally."""
 
 import json
 import statistics
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 Samples: TypeAlias = Mapping[str, Sequence[float]]
-"""Each way's figure of every round."""
+"""Each way's figures, one for each round."""
 
 
 def sample_in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> Samples:
@@ -24,22 +24,22 @@ def sample_in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> Samp
 
 
 def medians_of(samples: Samples) -> dict[str, float]:
-    """Each way's median figure."""
+    """Return each way's median figure."""
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
 def ratio_of(samples: Samples, way: str, other: str) -> float:
-    """The median of the rounds' ratios: a machine that slows down for seconds slows both ways of a round."""
+    """Return the median of the rounds' ratios: a machine that slows down for seconds slows both ways of a round."""
     return statistics.median(one / two for one, two in zip(samples[way], samples[other], strict=True))
 
 
 def measure_in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Run every way once a round, in order, and give each way's median figure."""
+    """Run every way once a round, in order, and return each way's median figure."""
     return medians_of(sample_in_turn(ways, rounds))
 
 
 def print_table(title: str, rows: Mapping[str, object]) -> None:
-    """Print figures for a person to read."""
+    """Print figures as a table."""
     table = Table(title=title, show_header=False)
     for name, value in rows.items():
         table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else str(value))
@@ -47,12 +47,12 @@ def print_table(title: str, rows: Mapping[str, object]) -> None:
 
 
 def print_json_line(figures: Mapping[str, object]) -> None:
-    """Print the figures as the one JSON line that a benchmark ends with."""
+    """Print the figures as one JSON line, the last line of a benchmark."""
     print(json.dumps({name: _shortened(value) for name, value in figures.items()}), flush=True)
 
 
 def _shortened(value: object) -> object:
-    """Four decimals; four digits of what would vanish then."""
+    """Round to four decimals, or to four digits if that would give 0."""
     if not isinstance(value, float):
         return value
     return round(value, 4) if abs(value) >= 0.01 else float(f"{value:.4g}")

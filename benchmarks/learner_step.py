@@ -1,8 +1,8 @@
-"""Seconds of an update for each chunk that was really played, against the same update in the common way.
+"""Seconds of an update for each executed chunk, compared with the same update in the common way.
 
     python -m benchmarks.learner_step [--size tiny|7b] [--trajectories 8] [--mean-steps 200] [--rounds 3]
 
-Episodes have a mean length of 200 control steps of 512. Ours computes the chunks that were played; the peer goes over all
+Episodes have a mean length of 200 control steps of 512. Ours computes the executed chunks; the peer computes all
 64 chunks of every episode, one batch of episodes after the other (`benchmarks/plain_policy.py`). Both start from the same
 weights and leave gradients of the same clipped surrogate; ours also steps the optimizer, scales the gradient and publishes.
 
@@ -31,7 +31,7 @@ MAX_STEPS = 512
 
 
 def make_trajectories(policy: OpenVlaOft, num: int, mean_steps: int) -> list[Trajectory]:
-    """Episodes of noise with lengths spread around the mean, whose log-probs are the policy's own."""
+    """Make episodes of noise with lengths spread around the mean, with the policy's own log-probs."""
     rng = np.random.default_rng(0)
     chunk_size = policy.config.chunk_size
     trajectories = []
@@ -65,8 +65,8 @@ def make_trajectories(policy: OpenVlaOft, num: int, mean_steps: int) -> list[Tra
 
 
 async def ours(policy: OpenVlaOft, trajectories: list[Trajectory], advantages: list[float], micro_batch: int) -> float:
-    """Seconds of one update after a first one, which fills caches."""
-    # a learning rate of almost nothing: every update meets the weights that the log-probs came from
+    """Measure the seconds of one update after a first one, which fills caches."""
+    # a learning rate near 0, so that every update has the weights that the log-probs came from
     config = LearnerConfig(micro_batch=micro_batch, optimizer=OptimizerConfig(lr=1e-12, warmup_steps=0))
     async with DeviceLane(num_threads=torch.get_num_threads()) as lane:
         learner = Learner(policy, lane, config)
@@ -78,7 +78,7 @@ async def ours(policy: OpenVlaOft, trajectories: list[Trajectory], advantages: l
 def plain(
     policy: PlainPolicy, network: torch.nn.Module, trajectories: list[Trajectory], advantages: list[float]
 ) -> float:
-    """Seconds of the gradients of one update."""
+    """Measure the seconds of the gradients of one update."""
     began = time.perf_counter()
     network.zero_grad()
     policy.update(trajectories, advantages, num_chunks=MAX_STEPS // len(trajectories[0].steps[0].chunk.actions))
@@ -88,7 +88,7 @@ def plain(
 
 
 def matrix_peak(device: torch.device) -> float:
-    """Floating-point operations a second of a large bfloat16 product."""
+    """Measure the floating-point operations a second of a large bfloat16 product."""
     a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
     for _ in range(3):
         a @ b
@@ -101,7 +101,7 @@ def matrix_peak(device: torch.device) -> float:
 
 
 def operations(policy: OpenVlaOft, num_chunks: int) -> float:
-    """Floating-point operations of an update: three times a forward pass's, of two for every weight and token it meets."""
+    """Count the floating-point operations of an update: three forward passes with two for each weight and token."""
     config = policy.config
     patches = (config.image_size // 14) ** 2 * len(config.cameras)
     towers = sum(parameter.numel() for parameter in policy.network.vision_backbone.parameters())

@@ -1,7 +1,7 @@
-"""How often the scripted experts succeed: `python -m benchmarks.libero_experts --suites libero_object --assets stand-ins`.
+"""Success rates of the scripted experts: `python -m benchmarks.libero_experts --suites libero_object --assets stand-ins`.
 
-Every task of the suites from every one of LIBERO's initial states (or the first `--init-states`), without pictures, in this
-process. One row a task; the last line is JSON: for each suite its success rate and the mean length of its successes.
+Runs every task of the suites from each of LIBERO's initial states (or the first `--init-states`), without images, in this
+process. Prints one row a task; the last line is JSON: for each suite its success rate and the mean length of its successes.
 """
 
 import argparse
@@ -21,7 +21,7 @@ NUM_SETTLE_STEPS = 10
 
 
 def expert_lengths(task: Task, assets: Assets, init_state_ids: Sequence[int], scene_seed: int = 0) -> list[int | None]:
-    """For each initial state, after how many control steps the expert succeeded (fast physics); None where it did not."""
+    """Return the control steps until the expert's success (fast physics) for each initial state; None if it failed."""
     scene = Scene(task, assets.path, scene_seed)
     scene.physics = "fast"
     try:
@@ -54,9 +54,9 @@ def main() -> None:
     parser.add_argument("--suites", nargs="+", default=["libero_object", "libero_spatial", "libero_goal", "libero_10"])
     parser.add_argument("--assets", help="folder of LIBERO's assets, or stand-ins")
     parser.add_argument("--tasks", nargs="+", type=int, help="only these tasks of each suite")
-    parser.add_argument("--init-states", type=int, help="only the first so many initial states")
+    parser.add_argument("--init-states", type=int, help="use only this many initial states, the first ones")
     parser.add_argument(
-        "--drawn", type=int, help="this many drawn starts (numbers from 1000 on) in place of LIBERO's own"
+        "--drawn", type=int, help="use this many drawn starts (numbers from 1000 on) instead of LIBERO's own"
     )
     arguments = parser.parse_args()
     assets = find_assets(arguments.assets)

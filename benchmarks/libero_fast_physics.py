@@ -1,7 +1,7 @@
-"""How far fast physics departs from exact physics: `python -m benchmarks.libero_fast_physics --assets /data/libero/assets`.
+"""The error of fast physics against exact physics: `python -m benchmarks.libero_fast_physics --assets /data/libero/assets`.
 
-Scripted episodes (tasks 1, 4 and 7 of three suites, three initial states each) are played in exact physics and their actions
-replayed in fast physics, in this process, without pictures. Rows on the way: how many control steps until success in each,
+Scripted episodes (tasks 1, 4 and 7 of three suites, three initial states each) run in exact physics, and their actions are
+replayed in fast physics, in this process, without images. Prints a row an episode: the control steps until success in each,
 and the largest difference of any joint or object coordinate (m or rad) at any step.
 
 Keys of the last line:
@@ -30,18 +30,18 @@ SUITES, TASK_IDS, INIT_STATE_IDS = ("libero_object", "libero_spatial", "libero_g
 
 
 class Episode(NamedTuple):
-    """What was done, and where everything was after it."""
+    """The actions of an episode, and all coordinates after each."""
 
     actions: list[np.ndarray]
     coordinates: list[np.ndarray]
     """float64 [nq] after each control step."""
 
     num_steps: int | None
-    """Until success."""
+    """Control steps until success; None if it failed."""
 
 
 def played(scene: Scene, init_state: np.ndarray, actions: list[np.ndarray] | None, step_limit: int) -> Episode:
-    """The expert's episode, or one with these actions."""
+    """Run the expert's episode, or one with these actions."""
     scene.begin(init_state)
     for _ in range(NUM_SETTLE_STEPS):
         scene.advance(np.array(IDLE_ACTION))
@@ -56,7 +56,7 @@ def played(scene: Scene, init_state: np.ndarray, actions: list[np.ndarray] | Non
 
 
 def differences(task: Task, assets: Path) -> list[tuple[int | None, int | None, float]]:
-    """For each initial state: steps until success in exact and in fast physics, and the largest difference."""
+    """Return, for each initial state, the steps until success in exact and fast physics, and the largest difference."""
     scene, found = Scene(task, assets, 0), []
     try:
         for init_state_id in INIT_STATE_IDS:
@@ -73,7 +73,7 @@ def differences(task: Task, assets: Path) -> list[tuple[int | None, int | None, 
 
 
 def main() -> None:
-    """Play, print a row an episode, and the JSON line."""
+    """Run the episodes, print a row for each, and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", help="folder of LIBERO's assets, or stand-ins")
     assets = find_assets(parser.parse_args().assets)

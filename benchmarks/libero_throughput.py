@@ -1,13 +1,13 @@
-"""How much CPU time an env step of LIBERO costs: robosuite's own stepping, hf-libero's vector env, and ours.
+"""CPU time of an env step of LIBERO: robosuite's own stepping, hf-libero's vector env, and ours.
 
     python -m benchmarks.libero_throughput --assets /data/libero/assets
 
-Every way runs in a process of its own and all take turns, round after round, so that a noisy machine disturbs them alike;
-what is measured is CPU time (all threads, and child processes), so that figures are per fully used core. The original is
-LIBERO's own environment as it is used everywhere: both its cameras drawn at every control step, here at 224 pixels; siiRL's
-way is hf-libero's SubprocVectorEnv with one environment. Ours plays the same actions in chunks of 8 through `run_chunk`,
-success checks, observations and all. Stepping alone is compared without cameras, its floor being 25 bare `mj_step`s with
-the controls of the same steps. Without `--assets` the figures that need LIBERO's own meshes are null.
+Every way runs in a process of its own and all take turns, round after round, so that a noisy machine disturbs them equally.
+CPU time is measured (all threads, and child processes), so figures are per fully used core. The original is LIBERO's own
+environment in its usual form: both its cameras rendered at every control step, here at 224 pixels; siiRL's way is
+hf-libero's SubprocVectorEnv with one environment. Ours runs the same actions in chunks of 8 through `run_chunk`, with
+success checks and observations. Stepping alone is compared without cameras; its lower bound is 25 bare `mj_step`s with the
+controls of the same steps. Without `--assets` the figures that need LIBERO's own meshes are null.
 """
 
 import argparse
@@ -26,11 +26,11 @@ SUITE, TASK_ID = "libero_object", 0
 
 
 class Way:
-    """One way of stepping, alive in a process of its own.
+    """One way of stepping, in a process of its own.
 
     Args:
         name: one of `WAYS`.
-        arguments: what its builder takes.
+        arguments: arguments of its builder.
     """
 
     def __init__(self, name: str, **arguments: Any) -> None:
@@ -50,7 +50,7 @@ class Way:
         self._process.kill()
 
     def measure(self) -> Any:
-        """The figure (for "stepping", the figures) of one round."""
+        """Return the figure (for "stepping", the figures) of one round."""
         self._pipe.send("run")
         return self._receive()
 
@@ -68,7 +68,7 @@ def _serve(pipe: Connection, name: str, arguments: dict[str, Any]) -> None:
     pipe.send("ready")
     while pipe.recv() == "run":
         pipe.send(run())
-    os._exit(0)  # robosuite's render context prints tracebacks where it is freed
+    os._exit(0)  # robosuite's render context prints tracebacks when it is freed
 
 
 def main() -> None:
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _measure(real: str | None, rounds: int) -> dict[str, float | None]:
-    """Seconds of CPU an env step, milliseconds a reset and megabytes a worker, by the name of what was measured."""
+    """Return CPU seconds an env step, milliseconds a reset and megabytes a worker, by the name of the measurement."""
     task = {"suite": SUITE, "task_id": TASK_ID}
     figures: dict[str, float | None] = {}
     with Way("stepping", **task, assets=real or "stand-ins") as way:

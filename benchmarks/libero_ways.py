@@ -1,7 +1,7 @@
 """The ways of stepping that `libero_throughput` compares; each builder is called in a process of its own.
 
-A builder gives a function that runs one round and returns its figure: seconds of CPU time an env step, where not said
-otherwise. Every round begins at an initial state, settles for 10 steps unmeasured, and plays the same random actions.
+A builder returns a function that runs one round and returns its figure: CPU seconds an env step, unless documented
+otherwise. Every round starts at an initial state, settles for 10 unmeasured steps, and runs the same random actions.
 """
 
 import importlib
@@ -29,7 +29,7 @@ def _actions(num_steps: int) -> np.ndarray:
 
 
 def _original(suite: str, task_id: int, assets: str, cameras: int) -> tuple[Any, np.ndarray]:
-    """LIBERO's own environment and its first initial state; our loader keeps robosuite from OpenGL, here it gets it."""
+    """Return LIBERO's own environment and its first initial state; with OpenGL, which our loader keeps from robosuite."""
     from vla_rl.envs.libero.assets import find_assets
     from vla_rl.envs.libero.graphics import choose_graphics
     from vla_rl.envs.libero.init_states import read_init_states
@@ -69,18 +69,18 @@ def _run_original(env: Any, init_state: np.ndarray, num_steps: int) -> Run:
 
 
 def original_step_drawn(suite: str, task_id: int, assets: str, cameras: int) -> Run:
-    """robosuite's stepping, drawing its cameras at every control step."""
+    """Build robosuite's stepping, which renders its cameras at every control step."""
     return _run_original(*_original(suite, task_id, assets, cameras), NUM_DRAWN_STEPS)
 
 
 def siirl_step_drawn(suite: str, task_id: int, assets: str) -> Run:
-    """hf-libero's SubprocVectorEnv with one environment; the CPU time of both processes."""
+    """Build hf-libero's SubprocVectorEnv with one environment; measures the CPU time of both processes."""
     from vla_rl.envs.libero.libero_code import config_folder, load_libero
     from vla_rl.envs.libero.packages import package_root
 
     os.environ["LIBERO_CONFIG_PATH"] = config_folder(
         package_root("libero")
-    )  # or LIBERO asks on stdin, in the other too
+    )  # else LIBERO asks on stdin, in the other process too
     load_libero("libero")
     vector = importlib.import_module("libero.libero.envs.venv")
     init_states: list[np.ndarray] = []
@@ -111,7 +111,7 @@ def siirl_step_drawn(suite: str, task_id: int, assets: str) -> Run:
 
 
 def our_step_drawn(suite: str, task_id: int, assets: str, cameras: int, mode: Any) -> Run:
-    """`LiberoEnv`, in chunks; `mode` is that of physics and of pictures."""
+    """Build `LiberoEnv`, in chunks; `mode` is that of physics and of rendering."""
     from vla_rl.envs.libero import LiberoEnv
     from vla_rl.simulation.open_loop import run_chunk
 
@@ -139,7 +139,7 @@ def _scene(suite: str, task_id: int, assets: str) -> tuple[Any, np.ndarray]:
 
 
 def stepping(suite: str, task_id: int, assets: str) -> Callable[[], dict[str, float]]:
-    """Seconds of CPU time a control step without cameras, by way: all four take turns step by step.
+    """Build the measurement of CPU seconds a control step without cameras, by way: all four take turns step by step.
 
     `floor` is 25 bare `mj_step`s with the controls that robosuite wrote in the same step.
     """
@@ -181,7 +181,7 @@ def stepping(suite: str, task_id: int, assets: str) -> Callable[[], dict[str, fl
 
 
 def _recorded_controls(env: Any, init_state: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
-    """What robosuite's stepping writes into MuJoCo's controls, substep by substep."""
+    """Return the values that robosuite's stepping writes into MuJoCo's controls, substep by substep."""
     controls: list[np.ndarray] = []
     sim = env.env.sim
     step = sim.step
@@ -199,7 +199,7 @@ def _recorded_controls(env: Any, init_state: np.ndarray, rows: np.ndarray) -> li
 
 
 def reset(suite: str, task_id: int, assets: str) -> Run:
-    """Milliseconds of CPU time to bring a scene to a start, without settling and pictures; the median of all its starts."""
+    """Build the measurement of a reset: CPU milliseconds without settling and rendering, the median over all starts."""
     scene, init_states = _scene(suite, task_id, assets)
 
     def run() -> float:
@@ -214,9 +214,9 @@ def reset(suite: str, task_id: int, assets: str) -> Run:
 
 
 def worker_memory(suite: str, task_id: int, assets: str, mode: Any) -> Run:
-    """Private megabytes (USS) of one of two forked workers that have played three tasks, one camera of 224 pixels.
+    """Build the measurement of private megabytes (USS) of one of two forked workers after three tasks, one 224-pixel camera.
 
-    Two, because the pages of a program library that is loaded once would count as private: a pool has several workers.
+    There are two, as in a pool of several workers, because the pages of a library that one process loads count as private.
     """
     from vla_rl.envs.libero import LiberoEnv
 
@@ -243,7 +243,7 @@ def worker_memory(suite: str, task_id: int, assets: str, mode: Any) -> Run:
 
 
 def _play_tasks(tasks: list[int], mode: Any, arguments: dict[str, Any], pipe: Connection) -> None:
-    """A chunk of each task in turn; gives the most private memory on the way, and lives until it is told to end."""
+    """Run a chunk of each task in turn, send the largest private memory on the way, and wait for the order to end."""
     from vla_rl.envs.libero import LiberoEnv
     from vla_rl.simulation.open_loop import run_chunk
 

@@ -1,12 +1,12 @@
-"""The measured curves of docs/pipelines, again.
+"""Measure the curves of docs/pipelines again.
 
     python -m benchmarks.pipeline_curves --pipelines grpo ppo --seeds 0 1 2 --out docs/pipelines/data
 
-Runs the command that a pipeline's page names, once a seed, and writes `<pipeline>.jsonl`: one line for each seed and update;
-and `<pipeline>_judged.jsonl` where the policy is judged before the first update and after the last: one line for each
-held-out episode, or each validation. What it prints is the page's table: the mean over the seeds, and the lowest and highest
-of them. The last line is JSON: for each pipeline its figure in the first and in the last update, its minutes, and the share
-of judged episodes that succeeded with each weights, over the seeds.
+Runs the command on a pipeline's page, once a seed, and writes `<pipeline>.jsonl` with one line for each seed and update. If
+the policy is evaluated before the first update and after the last, it also writes `<pipeline>_judged.jsonl` with one line
+for each held-out episode, or each validation. Prints the page's table: the mean over the seeds, and the lowest and highest
+of them. The last line is JSON: for each pipeline its figure in the first and in the last update, its minutes, and the
+success rate of the evaluated episodes before and after training, over the seeds.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from benchmarks.interleaved import print_json_line
 from vla_rl.observe import read_metrics
 
 JUDGED: Final = ("held_out.jsonl", "validation.jsonl")
-"""Files of a run that tell how its policy did on what it was not trained on."""
+"""Files of a run with the evaluations of its policy on data that it was not trained on."""
 
 
 class Curve(NamedTuple):
-    """What is run for a page's curve."""
+    """The run of a page's curve."""
 
     recipe: str
     options: tuple[str, ...]
@@ -36,7 +36,7 @@ class Curve(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """One run of a curve."""
+    """The results of one run of a curve."""
 
     updates: list[dict[str, float]]
     judged: list[dict[str, Any]]
@@ -69,20 +69,20 @@ CURVES: Final = {
     "text_gspo": Curve("grpo_text", ("--pipeline", "gspo", *WIDER_CLIP), "reward/mean"),
     "text_cpgd": Curve("grpo_text", ("--pipeline", "cpgd"), "reward/mean"),
 }
-"""Of CartPole, `reward/mean` is the share of its 100 steps that were survived."""
+"""The curves by pipeline. In CartPole, `reward/mean` is the share of its 100 steps that were survived."""
 
 LEASES: Final = "simulation/leases"
-"""Episodes that were begun, judged ones included."""
+"""Metric of started episodes, with those of evaluations."""
 
 KEPT: Final = ("reward/mean", "rollout/success_rate", "update/entropy", "update/kl_k3", "update/clip_fraction")
-"""What is kept of an update, where it says so: one that taught nothing has no entropy."""
+"""Metrics that are kept of an update, if it has them: an update that trained on nothing has no entropy."""
 
 
 KEPT_OF_EPISODE: Final = ("task", "init_state_id", "scene_seed", "is_success", "num_steps")
 
 
 def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
-    """A run's updates as lines of a page's data: with minutes since its training began and, in simulators, episodes."""
+    """Return a run's updates as lines of a page's data, with minutes since training started and, in simulators, episodes."""
     updates = read_metrics(run / "metrics.jsonl")
     began = updates[0]["wall_time_s"] - updates[0]["time/update_s"]
     judged = sum(line["weight_version"] == 0 for line in judged_lines_of(run, seed))
@@ -99,20 +99,20 @@ def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
 
 
 def judged_lines_of(run: Path, seed: int) -> list[dict[str, Any]]:
-    """What the run was judged by before its first update and after its last, as lines of a page's data."""
+    """Return the run's evaluations before its first update and after its last, as lines of a page's data."""
     lines = [line for path in map(run.joinpath, JUDGED) if path.exists() for line in path.read_text().splitlines()]
     return [{"seed": seed, **_small(json.loads(line))} for line in lines]
 
 
 def _small(line: dict[str, Any]) -> dict[str, Any]:
-    """Of an episode, what it was and how it went; a validation as it is."""
+    """Reduce an episode to its identity and its result; return a validation unchanged."""
     if "result" not in line:
         return line
     return {"weight_version": line["weight_version"], **{name: line["result"][name] for name in KEPT_OF_EPISODE}}
 
 
 def successes(lines: Sequence[dict[str, Any]]) -> list[float]:
-    """The share of judged episodes that succeeded, of each weight version."""
+    """Return the success rate of the evaluated episodes of each weight version."""
     found: dict[int, list[float]] = {}
     for line in lines:
         success = line["is_success"] if "is_success" in line else line["metrics"]["success"]
@@ -121,7 +121,7 @@ def successes(lines: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def measured(name: str, seed: int) -> Measured:
-    """One run. Raises: CalledProcessError where it fails."""
+    """Run one curve with one seed. Raises: CalledProcessError if the run fails."""
     recipe, options, _ = CURVES[name]
     with tempfile.TemporaryDirectory() as root:
         command = [sys.executable, "-m", f"vla_rl.recipes.{recipe}", *options, "--run.seed", str(seed)]
@@ -132,7 +132,7 @@ def measured(name: str, seed: int) -> Measured:
 
 
 def table(runs: Sequence[Sequence[dict[str, float]]], figure: str) -> str:
-    """Markdown: for the first and every second update the mean over the runs in percent, and where they lie."""
+    """Return Markdown: for the first and every second update the mean over the runs in percent, and their range."""
     shown = [index for index in range(min(map(len, runs))) if index == 0 or index % 2 == 1]
     values = [[100 * run[index][figure] for run in runs] for index in shown]
     rows = [
@@ -150,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pipelines", nargs="+", choices=list(CURVES), default=list(CURVES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the .jsonl files; it is made")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the .jsonl files; created if missing")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, object] = {}

@@ -1,9 +1,8 @@
-"""OpenVLA-OFT as it is usually run for reinforcement learning: the peer of `policy_inference` and `learner_step`.
+"""OpenVLA-OFT in the common way for reinforcement learning: the peer of `policy_inference` and `learner_step`.
 
-The same weights and the same numbers, in the common way: images become float32 pixels at once, one image after the
-other; both towers run to their last block; logits over the whole vocabulary, of which the action tokens are cut out; an
-update goes chunk by chunk over the longest possible episode, whether a chunk was played or not, each with a forward and
-a backward pass.
+It has the same weights and results. Images are converted to float32 pixels at once, one after the other; both towers run to
+their last block; logits are computed over the whole vocabulary, and the action tokens cut out; an update computes each chunk
+of the longest possible episode, executed or not, with a forward and a backward pass.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from vla_rl.types import Observation, Trajectory
 
 
 class PlainPolicy:
-    """Runs the weights of an `OpenVlaOftNetwork` (tokens, one or several images, with or without proprio) plainly."""
+    """Runs an `OpenVlaOftNetwork` (tokens, one or several images, with or without proprio) in the common way."""
 
     def __init__(self, config: OpenVlaOftConfig, network: OpenVlaOftNetwork, tokenizer: object) -> None:
         self._config, self._network, self._tokenizer = config, network, tokenizer
@@ -28,7 +27,7 @@ class PlainPolicy:
         self._dtype = next(network.parameters()).dtype
 
     def act(self, observations: Sequence[Observation], temperature: float) -> np.ndarray:
-        """Sampled token ids int64 [B, T]."""
+        """Return sampled token ids, int64 [B, T]."""
         with torch.inference_mode():
             logits = self.action_logits(self.pixels(observations), observations)
             probabilities = torch.softmax(logits.float() / temperature, dim=-1)
@@ -36,7 +35,7 @@ class PlainPolicy:
         return (chosen + self._first_id).cpu().numpy()
 
     def update(self, trajectories: Sequence[Trajectory], advantages: Sequence[float], num_chunks: int) -> None:
-        """Gradients of the clipped surrogate over `num_chunks` chunks of every trajectory; what was not played is masked."""
+        """Compute gradients of the clipped surrogate over `num_chunks` chunks a trajectory; unexecuted ones are masked."""
         pixels = [self.pixels([step.observation for step in trajectory.steps]) for trajectory in trajectories]
         num_tokens = sum(len(trajectory.steps) for trajectory in trajectories) * self._config.num_action_tokens
         for chunk in range(num_chunks):
@@ -57,13 +56,13 @@ class PlainPolicy:
             torch.autograd.backward((losses * mask).sum() / num_tokens)
 
     def pixels(self, observations: Sequence[Observation]) -> Tensor:
-        """float32 [B, cameras, 6, S, S], normalised for both towers, image by image."""
+        """Return float32 [B, cameras, 6, S, S], normalised for both towers, image by image."""
         return torch.stack(
             [torch.stack([self._normalised(seen[key]) for key in self._config.cameras]) for seen in observations]
         ).to(self._device)
 
     def action_logits(self, pixels: Tensor, observations: Sequence[Observation]) -> Tensor:
-        """[B, T, num_bins], cut out of the logits over the whole vocabulary."""
+        """Return [B, T, num_bins], cut out of the logits over the whole vocabulary."""
         network, config = self._network, self._config
         patches = torch.cat([network.projector(self._towers(pixels[:, index])) for index in range(pixels.shape[1])], 1)
         embed = network.language_model.get_input_embeddings()

@@ -1,9 +1,9 @@
-"""Decisions a second of the torch engine, against the same network run in the common way.
+"""Decisions a second of the torch engine, compared with the same network in the common way.
 
     python -m benchmarks.policy_inference [--size tiny|7b] [--envs 64] [--rounds 3] [--seconds 4]
 
-Every episode asks again as soon as it has its answer, as with simulators that cost nothing. The peer answers all of
-them in one batch, one call after the other: `benchmarks/plain_policy.py`. Frames are 224 x 224, uint8, one a camera.
+Every episode asks again as soon as it has its answer, as if simulators took no time. The peer answers all of them in one
+batch, one call after the other: `benchmarks/plain_policy.py`. Frames are 224 x 224, uint8, one a camera.
 
 Keys of the last line:
     decisions_speedup   decisions a second of ours over the plain one's
@@ -29,7 +29,7 @@ from vla_rl.types import Observation, Sampling
 async def ours(
     policy: OpenVlaOft, observations: list[Observation], seconds: float, *, cuda_graphs: bool = True
 ) -> float:
-    """Decisions a second, one coroutine an episode."""
+    """Measure decisions a second, with one coroutine an episode."""
     made = 0
     until = time.perf_counter() + seconds
 
@@ -49,7 +49,7 @@ async def ours(
 
 
 def plain(policy: PlainPolicy, observations: list[Observation], seconds: float) -> float:
-    """Decisions a second, the whole batch in lockstep."""
+    """Measure decisions a second, with the whole batch in lockstep."""
     made, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         policy.act(observations, temperature=1.6)

@@ -1,4 +1,4 @@
-"""The policy and the observations that `policy_inference` and `learner_step` use, by size."""
+"""The policies and observations of `policy_inference` and `learner_step`, by size."""
 
 from typing import Literal
 
@@ -16,7 +16,7 @@ FRAME_SIDE = 224
 
 
 def make_policy(size: Size, device: torch.device) -> OpenVlaOft:
-    """Random weights; the 7B shape of the public checkpoints in bfloat16, built on the device."""
+    """Make a policy with random weights; 7B has the shape of the public checkpoints, in bfloat16, built on the device."""
     if size == "tiny":
         policy = OpenVlaOft.create(tiny(), seed=0)
         policy.network.to(device)
@@ -32,7 +32,7 @@ def make_policy(size: Size, device: torch.device) -> OpenVlaOft:
 
 
 def make_observation(config: OpenVlaOftConfig, seed: int) -> Observation:
-    """Noise as the configured cameras and proprioception would give it."""
+    """Make an observation of noise for the configured cameras and proprioception."""
     rng = np.random.default_rng(seed)
     frames = {key: rng.integers(0, 256, (FRAME_SIDE, FRAME_SIDE, 3), dtype=np.uint8) for key in config.cameras}
     state = rng.uniform(-0.5, 0.5, 8).astype(np.float32)

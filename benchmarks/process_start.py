@@ -1,11 +1,11 @@
-"""What a simulator process costs to start and to keep: a fresh interpreter against a fork of a prepared process.
+"""The start time and memory of a simulator process: a new interpreter compared with a fork of a prepared process.
 
     python -m benchmarks.process_start [--env Reacher-v5] [--processes 8] [--rounds 5]
 
 Keys of the last line, fork over spawn, so that less is better:
-    fork_vs_spawn_ready        time from asking for one more process until its environment is built, the fork server running
-    fork_vs_spawn_pool_ready   the same for a whole pool, the start of the fork server included
-    fork_vs_spawn_private_mb   memory that a process with its environment holds for itself
+    fork_vs_spawn_ready        time to start one more process and build its environment, with the fork server running
+    fork_vs_spawn_pool_ready   the same for a whole pool, with the start of the fork server
+    fork_vs_spawn_private_mb   private memory of a process with its environment
 and the figures themselves, `..._s` and `..._mb`.
 """
 
@@ -26,14 +26,14 @@ Start = Literal["fork", "spawn"]
 
 
 async def started(runtime: Runtime, config: SimulatorConfig, env: EnvSpec, index: int) -> SimulatorProcess:
-    """One process with its environment built."""
+    """Start one process and build its environment."""
     process = await SimulatorProcess.start(runtime, f"{config.start}-{index}", config, index, (env,))
     await process.simulators[0].open(env)
     return process
 
 
 async def ready_s(start: Start, env: EnvSpec, num_processes: int) -> float:
-    """Seconds for one more process, over several started one after the other."""
+    """Measure the seconds for one more process, over several started one after the other."""
     config = SimulatorConfig(start=start)
     async with Runtime(name="ready") as runtime:
         await SimulatorProcess.prepare(runtime, config, (env,))
@@ -44,7 +44,7 @@ async def ready_s(start: Start, env: EnvSpec, num_processes: int) -> float:
 
 
 async def pool_ready_s(start: Start, env: EnvSpec, num_processes: int) -> float:
-    """Seconds until all of a pool are up, started together."""
+    """Measure the seconds until all processes of a pool, started together, are ready."""
     config = SimulatorConfig(start=start)
     async with Runtime(name="pool") as runtime:
         began = time.perf_counter()
@@ -53,7 +53,7 @@ async def pool_ready_s(start: Start, env: EnvSpec, num_processes: int) -> float:
 
 
 async def private_mb(start: Start, env: EnvSpec) -> float:
-    """MiB that one of two processes holds for itself, after a reset."""
+    """Measure the private MiB of one of two processes, after a reset."""
     config = SimulatorConfig(start=start)
     async with Runtime(name="memory") as runtime:
         processes = [await started(runtime, config, env, index) for index in range(2)]

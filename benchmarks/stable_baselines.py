@@ -1,9 +1,9 @@
-"""stable-baselines3 on simulator processes, beside its own vector environments: `python -m benchmarks.stable_baselines`.
+"""stable-baselines3 on simulator processes and on its own vector environments: `python -m benchmarks.stable_baselines`.
 
-Needs the extra `bench`. Three things: the same seeds and actions give bit for bit what its `DummyVecEnv` gives, over several
-environments; its PPO learns CartPole-v1 through the adapter; and control steps a second beside its `SubprocVecEnv` (a
-process for each environment, as it has no other setting) and `DummyVecEnv` (no process at all), with an environment that
-costs next to nothing and with one that is busy for a millisecond a step.
+Needs the extra `bench`. It checks that the same seeds and actions give the same bits as its `DummyVecEnv`, over several
+environments, and that its PPO learns CartPole-v1 through the adapter. It measures control steps a second, compared with its
+`SubprocVecEnv` (a process for each environment, its only setting) and `DummyVecEnv` (no process), with an environment that
+takes almost no time and with one that computes for a millisecond a step.
 
 Prints a table, and as its last line a JSON object; goals: differing_steps = 0, ppo_return >= 150. The ratios of speeds
 depend on the machine: a process pays only if its environment computes for longer than a message takes.
@@ -44,7 +44,7 @@ gymnasium.register("bench/Busy-v0", "benchmarks.stable_baselines:Busy")
 
 
 def is_same(ours: Any, theirs: Any) -> bool:
-    """Equal values, kinds, shapes and dtypes, all the way down."""
+    """Return whether values, kinds, shapes and dtypes are equal, recursively."""
     if isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(is_same(ours[key], theirs[key]) for key in theirs)
     if isinstance(theirs, list | tuple):
@@ -55,7 +55,7 @@ def is_same(ours: Any, theirs: Any) -> bool:
 
 
 def differing_steps(num_steps: int = 300) -> int:
-    """Steps of all `IDS` in which the adapter gives anything else than `DummyVecEnv`."""
+    """Count the steps of all `IDS` in which the adapter's results differ from those of `DummyVecEnv`."""
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     from vla_rl.simulation.stable_baselines import make_sb3_vec
@@ -77,7 +77,7 @@ def differing_steps(num_steps: int = 300) -> int:
 
 
 def ppo_return(num_steps: int = 40_000) -> float:
-    """Mean return of the last hundred training episodes of PPO on CartPole-v1."""
+    """Return the mean return of the last hundred training episodes of PPO on CartPole-v1."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import VecMonitor
 
@@ -91,7 +91,7 @@ def ppo_return(num_steps: int = 40_000) -> float:
 
 
 def steps_per_second(envs: Any, seconds: float = 2.0) -> float:
-    """Control steps a second over all environments."""
+    """Measure control steps a second over all environments."""
     envs.reset()
     actions = np.zeros(NUM_ENVS, np.int64)
     count, began = 0, time.perf_counter()

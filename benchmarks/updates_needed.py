@@ -1,10 +1,10 @@
-"""How much a pipeline needs to rise by some points: updates, episodes and minutes, from the curves that were measured.
+"""Updates, episodes and minutes that a pipeline needs to improve by some points, from the measured curves.
 
     python -m benchmarks.updates_needed embodied_srpo embodied_grpo embodied_srpo_released [--points 20]
 
-Reads `docs/pipelines/data/<name>.jsonl`, which `pipeline_curves` writes; runs nothing. All curves are taken to begin with
-the same policy, so their first updates together say how often it succeeds; a run has risen with the first update whose
-success, together with the two before it, is so many points higher. What is counted are sampled training episodes.
+Reads `docs/pipelines/data/<name>.jsonl`, which `pipeline_curves` writes; runs nothing. All curves are assumed to start with
+the same policy, so their first updates together give its success rate. A run has reached the target with the first update
+whose success rate, together with the two before it, is `--points` higher. Sampled training episodes are counted.
 
 Keys of the last line: for each name, `updates`, `episodes` and `minutes`: one figure a seed, null where it was not reached;
 and `start`.
@@ -27,7 +27,7 @@ IN_A_ROW: Final = 3
 
 
 def runs_in(path: Path) -> list[list[dict[str, Any]]]:
-    """The updates of each seed, in order. Raises: ValueError where the curves are of a time before minutes were kept."""
+    """Return the updates of each seed, in order. Raises: ValueError if the curves have no minutes, as older ones."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     if any("minutes" not in line for line in lines):
         raise ValueError(f"{path} has updates without minutes; measure it again: python -m benchmarks.pipeline_curves")
@@ -35,13 +35,13 @@ def runs_in(path: Path) -> list[list[dict[str, Any]]]:
 
 
 def start_of(curves: Sequence[Sequence[Sequence[dict[str, Any]]]]) -> float:
-    """How often the policy that all of them begin with succeeds."""
+    """Return the success rate of the policy that all curves start with."""
     firsts = [float(run[0][FIGURE]) for runs in curves for run in runs]
     return sum(firsts) / len(firsts)
 
 
 def risen(run: Sequence[dict[str, Any]], target: float) -> dict[str, Any] | None:
-    """The update with which a run has reached `target`; None where it has not."""
+    """Return the update with which a run has reached `target`; None if it has not."""
     for end in range(IN_A_ROW, len(run) + 1):
         if sum(update[FIGURE] for update in run[end - IN_A_ROW : end]) / IN_A_ROW >= target:
             return run[end - 1]

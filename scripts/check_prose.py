@@ -4,10 +4,10 @@
     python scripts/check_prose.py vla_rl/actors   some folders or files
     python scripts/check_prose.py --unchanged main vla_rl/actors    and that only prose differs from another commit
 
-What is looked for: docstrings whose first line is a fragment ("Of ...", "Where ...", "What ..."), "whoever" and other words
-for persons where things are meant, "in place of" for "instead of", "is said" and "is told" for "is reported", and "where"
-for "if" behind "Raises:". With `--unchanged`: the syntax tree of each Python file, without its strings and comments, has to
-be that of the commit.
+It looks for docstrings whose first line is a fragment ("Of ...", "Where ...", "What ..."), "whoever" and other words for
+persons that stand for things, "in place of" for "instead of", "is said" and "is told" for "is reported", and "where" for
+"if" after "Raises:". With `--unchanged`, the syntax tree of each Python file, without its strings and comments, has to
+equal that of the commit.
 """
 
 import argparse
@@ -31,7 +31,7 @@ WORDS: Final = re.compile(
 
 
 def main() -> int:
-    """Print every place; return 1 if there is one."""
+    """Print every place. Return 1 if there is one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", default=[path for path in DEFAULT if (ROOT / path).exists()])
     parser.add_argument(
@@ -65,7 +65,7 @@ def _findings(path: Path) -> Iterator[str]:
 
 
 def _strings(text: str) -> Iterator[tuple[int, str, bool]]:
-    """Lines, texts, and whether they are docstrings (of a module, class, function, or the field above)."""
+    """Yield lines, texts, and whether they are docstrings (of a module, class, function, or the field above)."""
     tree = ast.parse(text)
     documentation = {
         id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

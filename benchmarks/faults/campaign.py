@@ -1,4 +1,4 @@
-"""The campaign: draws kinds of faults in turn, makes tries until the time is over, and counts what they found."""
+"""The campaign: draws kinds of faults in turn, makes tries until the time is over, and counts their findings."""
 
 import random
 import shutil
@@ -22,7 +22,7 @@ Fault: TypeAlias = Callable[[Try], None]
 
 
 def kinds_of_faults(folder: Path) -> dict[str, Fault]:
-    """Every kind by name. `folder` holds what tries of one kind share."""
+    """Return every kind of fault by name. `folder` holds the files that tries of one kind share."""
     return {
         "killed_simulators": killed_simulators,
         "killed_runs": killed_runs,
@@ -39,9 +39,9 @@ def kinds_of_faults(folder: Path) -> dict[str, Fault]:
 
 @dataclass
 class Campaign:
-    """Tries, one after the other, and their sums.
+    """Makes tries, one after the other, and sums their findings.
 
-    Every round draws an order of all kinds, so that a campaign that is cut short has tried each about as often.
+    Every round draws an order of all kinds, so that an interrupted campaign has tried each about equally often.
     """
 
     seed: int
@@ -71,7 +71,7 @@ class Campaign:
                 shutil.rmtree(root, ignore_errors=True)
 
     def figures(self) -> dict[str, object]:
-        """The sums, as the last line shows them."""
+        """Return the sums for the last line."""
         by_kind = {kind: {"tries": self.tries[kind], "failures": self.failures[kind]} for kind in self.kinds}
         return {
             "tries": self.tries.total(),
@@ -107,7 +107,7 @@ class Campaign:
             self.skipped[kind] = str(reason)
             print(f"{number:4d} {kind}: skipped: {reason}", flush=True)
             return
-        except Exception as error:  # a try that breaks is a failure of its own; the campaign goes on
+        except Exception as error:  # an error in a try counts as a failure; the campaign continues
             case.broken.append(f"{type(error).__name__}: {error}")
         self._count(case)
         verdict = "FAILED" if case.has_failed else "ok"

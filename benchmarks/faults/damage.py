@@ -21,7 +21,7 @@ class DamagedRuns:
         self._origin = folder / "origin"
 
     def __call__(self, case: Try) -> None:
-        """Damage one or two files, then resume: go on from what is whole, or refuse in one message."""
+        """Damage one or two files, then resume: the run has to continue from intact files, or stop with one message."""
         with nothing_left(case):
             run_folder = self._copy_for(case)
             damaged = [_damage_one(case.dice, run_folder) for _ in range(case.dice.randint(1, 2))]

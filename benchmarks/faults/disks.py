@@ -1,4 +1,4 @@
-"""Full disks: the run directory lies on a small file system that is filled and freed while the run goes on."""
+"""Full disks: the run directory is on a small file system that is filled and freed during the run."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ _SIZE_MB: Final = 24
 
 
 def full_disks(case: Try) -> None:
-    """Fill the disk under a run for a while, several times; no update, line or episode may be lost by it."""
+    """Fill the disk of a run for a while, several times; no update, line or episode may be lost."""
     with nothing_left(case), small_disk(case.folder / "disk") as disk, ToyRun(case, updates=24, root=disk) as run:
         run.until_update(1)
         for _ in range(case.dice.randint(1, 3)):
@@ -34,7 +34,7 @@ def full_disks(case: Try) -> None:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of its own at `folder`, in the mounts of this process alone.
+    """Mount a separate file system at `folder`, only in the mount namespace of this process.
 
     Raises: Skipped unless this process may mount.
     """
@@ -52,7 +52,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 def _own_mounts() -> None:
-    """Leave the host's mounts: what is mounted from now on is seen by this process and its children, and goes with them."""
+    """Leave the host's mounts: only this process and its children see later mounts, which end with them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) != 0:
         raise Skipped(f"no mounts of our own: {os.strerror(ctypes.get_errno())} (root has them)")
@@ -60,7 +60,7 @@ def _own_mounts() -> None:
 
 
 def _fill(disk: Path) -> Path:
-    """Write until nothing more fits."""
+    """Write until the disk is full."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (1 << 20, 1 << 12, 1):

@@ -1,4 +1,4 @@
-"""A process that serves an endpoint in front of a policy that always says the same. A target of the campaign.
+"""A process that serves an endpoint in front of a policy that always gives the same reply. A target of the campaign.
 
     python -m benchmarks.faults.endpoint_target
 
@@ -26,7 +26,7 @@ class Parrot:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """The word, as a completion of four tokens."""
+        """Return the word, as a completion of four tokens."""
         tokens = np.frombuffer(b"same", np.uint8).astype(np.int64)
         return Completion(
             message=Message(role="assistant", content="same"),

@@ -1,4 +1,4 @@
-"""One try of a campaign: its dice, its folder, and the promises that it found broken."""
+"""One try of a campaign: its random numbers, its folder, and the guarantees that it found broken."""
 
 import random
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 class Skipped(Exception):
-    """This machine does not allow a kind of fault; the message says why."""
+    """This machine does not allow a kind of fault; the message gives the reason."""
 
 
 @dataclass
 class Try:
     """One try. Faults draw from `dice`, write below `folder`, and report here.
 
-    `temporary` is the TMPDIR of every process of the try: what it holds at the end was left behind.
+    `temporary` is the TMPDIR of every process of the try: files in it at the end were left behind.
     """
 
     number: int
@@ -21,7 +21,7 @@ class Try:
     dice: random.Random
     folder: Path
     broken: list[str] = field(default_factory=list)
-    """Promises that did not hold, in words."""
+    """Guarantees that did not hold, in words."""
     lost_episodes: int = 0
     lost_metric_lines: int = 0
     left_behind: list[str] = field(default_factory=list)
@@ -32,17 +32,17 @@ class Try:
         return self.folder / "tmp"
 
     def expect(self, holds: bool, otherwise: str) -> None:
-        """Note a broken promise unless it holds."""
+        """Record a broken guarantee unless it holds."""
         if not holds:
             self.broken.append(otherwise)
 
     @property
     def has_failed(self) -> bool:
-        """True if any promise was broken."""
+        """Whether any guarantee was broken."""
         return bool(self.broken or self.lost_episodes or self.lost_metric_lines or self.left_behind)
 
     def words(self) -> str:
-        """Everything that was found, one line each."""
+        """All findings, one line each."""
         lines = list(self.broken)
         if self.lost_episodes:
             lines.append(f"{self.lost_episodes} episodes are accounted for nowhere")

@@ -18,7 +18,7 @@ _STOPS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
 def killed_simulators(case: Try) -> None:
-    """Kill and freeze simulators at random moments; the run must not mind."""
+    """Kill and freeze simulators at random moments; the run has to continue."""
     with nothing_left(case), ToyRun(case, updates=24) as run:
         run.until_update(1)
         for _ in range(case.dice.randint(3, 8)):
@@ -41,7 +41,7 @@ def lost_fork_servers(case: Try) -> None:
 
 
 def killed_runs(case: Try) -> None:
-    """Kill -9 the run once or twice, wherever it is, and resume it each time."""
+    """Kill the run with SIGKILL once or twice, at any point, and resume it each time."""
     updates = 16
     with nothing_left(case):
         arguments: Sequence[str] = ()
@@ -57,7 +57,7 @@ def killed_runs(case: Try) -> None:
 
 
 def stopped_runs(case: Try) -> None:
-    """Ask the run to stop by a signal, wherever it is; it says so by its exit status, and can be resumed."""
+    """Stop the run by a signal, at any point; its exit status has to report that, and it has to be resumable."""
     updates = 16
     number = case.dice.choice(sorted(_STOPS))
     root = case.folder / "runs"
@@ -75,7 +75,7 @@ def stopped_runs(case: Try) -> None:
 
 
 def paused_runs(case: Try) -> None:
-    """Stop the whole tree of processes for seconds and let it go on (Ctrl-Z, a suspended laptop): no alarm is right."""
+    """Stop the whole tree of processes for seconds and continue it (Ctrl-Z, a suspended laptop); it must raise no alarm."""
     with nothing_left(case), ToyRun(case, updates=16) as run:
         run.until_update(1)
         for _ in range(2):
@@ -87,7 +87,7 @@ def paused_runs(case: Try) -> None:
 
 
 def _pause(dice: random.Random, processes: list[psutil.Process]) -> None:
-    # The run's own process first and last: a terminal stops all at once, and nothing may conclude from who is still up.
+    # The run's own process first and last: a terminal stops all at once, so no process may see that others still run.
     for process in processes:
         _send(process, signal.SIGSTOP)
     time.sleep(dice.uniform(1.0, 6.0))
@@ -97,7 +97,7 @@ def _pause(dice: random.Random, processes: list[psutil.Process]) -> None:
 
 
 def _wait_for_a_moment(dice: random.Random, run: ToyRun, updates: int) -> None:
-    """Any moment: while it imports and starts, or shortly after an update, when checkpoints are written."""
+    """Wait for a random moment: during import and start, or shortly after an update, when checkpoints are written."""
     if dice.random() < 0.3:
         time.sleep(dice.uniform(0.0, 10.0))
     else:
@@ -106,7 +106,7 @@ def _wait_for_a_moment(dice: random.Random, run: ToyRun, updates: int) -> None:
 
 
 def _resuming(run: ToyRun) -> Sequence[str]:
-    """Arguments that go on with a run, or none if it was ended before it had a directory."""
+    """Return the arguments that resume a run; none if it ended before it had a directory."""
     return () if run.folder is None else ("--resume", str(run.folder))
 
 
@@ -118,7 +118,7 @@ def _expect_success(case: Try, run: ToyRun) -> None:
 
 
 def _replaced(folder: Path | None) -> dict[str, float]:
-    """Simulators replaced by cause, from the last metrics line."""
+    """Return the number of replaced simulators by cause, from the last metrics line."""
     if folder is None:
         return {}
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])

@@ -1,7 +1,7 @@
-"""Processes, descriptors, shared memory and folders that outlive what made them.
+"""Processes, descriptors, shared memory and folders that outlive their creator.
 
-The campaign is the reaper of its orphans (PR_SET_CHILD_SUBREAPER): a process whose parents all died becomes a child of
-the campaign, so between two tries every descendant of the campaign is something that a try left behind.
+The campaign is the reaper of its orphans (PR_SET_CHILD_SUBREAPER): a process whose parents all died becomes a child of the
+campaign. So between two tries every descendant of the campaign is a process that a try left behind.
 """
 
 import contextlib
@@ -22,26 +22,26 @@ from benchmarks.faults.findings import Try
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _SHARED_MEMORY: Final = re.compile(r" (/dev/shm/.+?)(?: \(deleted\))?$", re.MULTILINE)
 ENDS_WITHIN_S: Final = 20.0
-"""How long descendants of an ended process may take to end too. What the package promises is seconds; a loaded machine
-needs longer."""
+"""Most seconds until the descendants of an ended process have ended too. The package promises a few seconds; a loaded
+machine needs longer."""
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies. Raises: OSError if the kernel refuses."""
+    """Become the parent of every descendant whose own parent dies. Raises: OSError if the kernel does not allow it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def descendants(of: int | None = None) -> list[psutil.Process]:
-    """Live processes below this one, or below `of`; zombies are not among them."""
+    """Return the live processes below this one, or below `of`, without zombies."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [process for process in psutil.Process(of).children(recursive=True) if _lives(process)]
     return []
 
 
 def named_memory(pids: Iterable[int]) -> set[Path]:
-    """Named shared memory that these processes have mapped, which a kill could leave behind."""
+    """Return the named shared memory that these processes have mapped, which a kill could leave behind."""
     names = set[Path]()
     for pid in pids:
         with contextlib.suppress(OSError):  # it ended meanwhile
@@ -50,7 +50,7 @@ def named_memory(pids: Iterable[int]) -> set[Path]:
 
 
 def num_descriptors(pid: int) -> int:
-    """Descriptors that a process holds now."""
+    """Return the number of descriptors that a process holds now."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
@@ -74,7 +74,7 @@ def note_memory_left(case: Try, names: Iterable[Path]) -> None:
 
 
 def reap() -> None:
-    """Collect orphans that have ended; those that `subprocess` waits for are its own."""
+    """Reap orphans that have ended, except children that `subprocess` waits for."""
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
             if process.status() == psutil.STATUS_ZOMBIE:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.faults.sandbox_owner --seed 3
 
-Prints `answered <how>` for every call that comes back, whatever became of it.
+Prints `answered <how>` for every call that returns, with any outcome.
 """
 
 import argparse
@@ -21,13 +21,13 @@ _PROGRAMS = (
 
 
 def nap(seconds: float) -> float:
-    """Sleep, in a process of the sandbox."""
+    """Sleep in a process of the sandbox."""
     time.sleep(seconds)
     return seconds
 
 
 async def keep_busy(seed: int, calls: int | None) -> None:
-    """Make calls, four at a time, until `calls` have come back."""
+    """Make calls, four at a time, until `calls` have returned."""
     dice, answered = random.Random(seed), 0
 
     async def one(sandbox: Sandbox) -> None:
@@ -48,7 +48,7 @@ async def keep_busy(seed: int, calls: int | None) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--calls", type=int, default=None, help="calls to make; without it, no end")

@@ -14,7 +14,7 @@ _OWNER = "benchmarks.faults.sandbox_owner"
 
 
 def dying_sandboxes(case: Try) -> None:
-    """Kill or freeze keepers, then kill the owner itself: calls go on after the first, nothing is left after the last."""
+    """Kill or freeze keepers, after which calls continue, and then the owner, after which nothing may be left."""
     with nothing_left(case):
         with Target(case, _OWNER, ("--seed", str(case.dice.randrange(1 << 30)))) as owner:
             _expect_answers(case, owner, "at the start")
@@ -26,14 +26,14 @@ def dying_sandboxes(case: Try) -> None:
             if case.dice.random() < 0.5:
                 _fault_to_keeper(case, owner)
             owner.process.kill()
-        # The folder of an owner that was killed is swept by the next one.
+        # The next owner removes the folder of an owner that was killed.
         with Target(case, _OWNER, ("--calls", "8")) as owner:
             status = owner.process.wait(ANSWERS_WITHIN_S)
             case.expect(status == 0, f"the sandbox after a killed one ended with exit status {status}")
 
 
 def _expect_answers(case: Try, owner: Target, when: str) -> None:
-    # More than one each for the four callers, so that calls begun after the fault are among them.
+    # More than one for each of the four callers, so that some calls start after the fault.
     for _ in range(8):
         if owner.until_line("answered") is None:
             case.expect(False, f"no call was answered {when} within {ANSWERS_WITHIN_S:.0f} s")

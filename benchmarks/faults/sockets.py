@@ -22,21 +22,21 @@ from vla_rl.actors import Actor, RemoteHost, Runtime, make_keys, read_keys, read
 
 _STRANGERS: Final = 150
 _MORE_MB: Final = 256
-"""Memory that strangers may cost a server; well above what allocators keep, well below what one huge frame would take."""
+"""Most memory that strangers may cost a server: well above the cache of an allocator, well below one huge frame."""
 
 _ZMTP_GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
 
 
 class Echo(Actor):
-    """Says what it hears."""
+    """Returns its argument."""
 
     async def echo(self, words: str) -> str:
-        """The words."""
+        """Return the words."""
         return words
 
 
 def fuzzed_hosts(case: Try) -> None:
-    """Throw bytes at a host of actors; it must still serve a client with a key, and hold nothing for the strangers."""
+    """Send garbage to a host of actors; it must still serve a client with a key, and hold nothing for the strangers."""
     keys = case.folder / "keys"
     make_keys(keys)
     arguments = ("--bind", "tcp://127.0.0.1:0", "--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub"))
@@ -55,7 +55,7 @@ def fuzzed_hosts(case: Try) -> None:
 
 
 def fuzzed_endpoints(case: Try) -> None:
-    """Throw bytes at an endpoint; it must still answer a client with a key, and hold nothing for the strangers."""
+    """Send garbage to an endpoint; it must still answer a client with a key, and hold nothing for the strangers."""
     with nothing_left(case), Target(case, "benchmarks.faults.endpoint_target") as endpoint:
         line = endpoint.until_line("serving ")
         if line is None:
@@ -79,7 +79,7 @@ def _costs_nothing(case: Try, target: Target) -> Iterator[None]:
     until = time.monotonic() + ANSWERS_WITHIN_S
     while (more := num_descriptors(process.pid) - descriptors) > 2 and time.monotonic() < until:
         time.sleep(0.1)
-    if more > 2:  # a pool of connections may keep one or two
+    if more > 2:  # a connection pool may keep one or two
         case.left_behind.append(f"{more} descriptors of {' '.join(process.cmdline()[1:4])}")
     more_mb = (process.memory_info().rss - rss) / 2**20
     case.expect(more_mb < _MORE_MB, f"strangers cost the server {more_mb:.0f} MiB, expected less than {_MORE_MB}")
@@ -108,7 +108,7 @@ def _asks(base_url: str, key: str) -> int:
 
 
 def _throw(port: int, data: bytes) -> None:
-    """Connect, send as much as the other side takes, and leave without reading."""
+    """Connect, send as much as the other side accepts, and close without reading."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5.0) as stranger:
         stranger.settimeout(1.0)
         stranger.sendall(data)

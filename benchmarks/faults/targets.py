@@ -1,4 +1,4 @@
-"""Helper processes that faults are aimed at: started below the try's folder, read line by line."""
+"""Helper processes that are the targets of faults: started below the try's folder, read line by line."""
 
 import os
 import queue
@@ -16,11 +16,11 @@ ANSWERS_WITHIN_S: Final = 60.0
 
 
 def environment_of(case: Try) -> dict[str, str]:
-    """Environment of every process of a try: temporary files below its folder, one thread of arithmetic, lines at once."""
+    """Return the environment of a try's processes: temporary files in its folder, one compute thread, unbuffered output."""
     return {
         **os.environ,
         "TMPDIR": str(case.temporary),
-        # Torch keeps a cache of its own in TMPDIR between runs; it is no leftover.
+        # Torch keeps a cache of its own in TMPDIR between runs, which is not a leftover.
         "TORCHINDUCTOR_CACHE_DIR": str(case.folder / "torch_cache"),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
@@ -28,12 +28,12 @@ def environment_of(case: Try) -> dict[str, str]:
 
 
 class Target:
-    """A module run as a process; `with` kills it at the end, whatever happens.
+    """A module that runs as a process; `with` always kills it at the end.
 
     Args:
         case: the try; its temporary folder becomes the process's TMPDIR.
         module: run as `python -m module`.
-        arguments: of the module.
+        arguments: arguments of the module.
     """
 
     def __init__(self, case: Try, module: str, arguments: Sequence[str] = ()) -> None:
@@ -50,7 +50,7 @@ class Target:
                 text=True,
                 env=environment_of(self._case),
             )
-        # A thread reads: lines that a buffered file holds already are invisible to select.
+        # A thread reads, because select does not see lines that a buffered file already holds.
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         return self
@@ -60,14 +60,14 @@ class Target:
     ) -> None:
         self.process.kill()
         self.process.wait()
-        # Its descendants hold the other end of the pipe until they are gone too, so that waiting here waits for them.
+        # Its descendants hold the other end of the pipe until they are gone, so that waiting here waits for them too.
         self._reader.join(ANSWERS_WITHIN_S)
         assert self.process.stdout is not None
         if not self._reader.is_alive():
             self.process.stdout.close()
 
     def until_line(self, begins: str, within_s: float = ANSWERS_WITHIN_S) -> str | None:
-        """Wait for the next line that begins so, reading past others; None if none came in time."""
+        """Wait for the next line that begins with `begins`, skipping others; None if none came in time."""
         until = time.monotonic() + within_s
         while (left := until - time.monotonic()) > 0:
             try:

@@ -1,4 +1,4 @@
-"""A toy training run as a process: GRPO on CartPole with an MLP, small enough for seconds, and the books it leaves."""
+"""A toy training run as a process: GRPO on CartPole with an MLP, which takes seconds, and the check of its records."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ _UPDATE: Final = re.compile(r"update (\d+)/")
 
 
 class ToyRun:
-    """One process of `train_toy`; `with` ends it whatever happens. A resume is another `ToyRun` with the same root."""
+    """One process of `train_toy`; `with` always ends it. A resume is another `ToyRun` with the same root."""
 
     def __init__(self, case: Try, updates: int, *arguments: str, root: Path | None = None) -> None:
         self._case = case
@@ -70,7 +70,7 @@ class ToyRun:
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
-        """The process; only inside of the `with` block and after it."""
+        """The process; available inside the `with` block and after it."""
         assert self._process is not None
         return self._process
 
@@ -89,7 +89,7 @@ class ToyRun:
         return self._until(lambda: any(int(n) >= number for n in _UPDATE.findall(self.output())))
 
     def until_ended(self) -> int:
-        """Wait for the end; gives the exit status. A run that hangs is a broken promise, and is killed."""
+        """Wait for the end and return the exit status. A run that hangs breaks a guarantee, and is killed."""
         try:
             return self.process.wait(ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
@@ -98,21 +98,21 @@ class ToyRun:
             return self.process.wait()
 
     def simulators(self) -> list[psutil.Process]:
-        """Processes that the run's fork server made, which are the simulators."""
+        """Return the processes that the run's fork server started, which are the simulators."""
         self.note_memory()
         return [process for child in _children(self.process.pid) for process in _children(child.pid)]
 
     def fork_servers(self) -> list[psutil.Process]:
-        """Children of the run that have children of their own or wait to make some."""
+        """Return the children of the run that have children of their own or wait to start some."""
         return _children(self.process.pid)
 
     def note_memory(self) -> None:
-        """Note the named shared memory that the run and its processes have mapped now."""
+        """Record the named shared memory that the run and its processes have mapped now."""
         pids = [self.process.pid, *(process.pid for process in descendants(self.process.pid))]
         self.memory |= named_memory(pids)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the run's own process, as a scheduler of jobs does."""
+        """Send a signal to the run's own process, as a job scheduler does."""
         self.note_memory()
         self.process.send_signal(number)
 
@@ -131,8 +131,8 @@ class ToyRun:
 def check_books(case: Try, folder: Path | None, updates: int) -> None:
     """Check a finished run's metrics lines, checkpoint and ledger.
 
-    Every update has exactly one whole line; the newest checkpoint is the last update's; every episode that was dispatched
-    was trained, filtered, dropped, or is held by the checkpoint.
+    Every update has exactly one complete line; the newest checkpoint is the last update's; every dispatched episode was
+    trained, filtered, dropped, or is held by the checkpoint.
     """
     if folder is None:
         case.expect(False, "the run left no directory")
@@ -155,7 +155,7 @@ def check_books(case: Try, folder: Path | None, updates: int) -> None:
 
 
 def tail(run: ToyRun, lines: int = 12) -> str:
-    """The last lines of a run's output, for a report of what went wrong."""
+    """Return the last lines of a run's output, for error reports."""
     return "\n".join(run.output().splitlines()[-lines:])
 
 

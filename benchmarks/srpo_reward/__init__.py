@@ -1,1 +1,1 @@
-"""How well SRPO's reward ranks failures, on recorded LIBERO episodes whose true progress is known."""
+"""A study of how well SRPO's reward ranks failures, on recorded LIBERO episodes with known true progress."""

@@ -1,4 +1,4 @@
-"""Do SRPO's rewards rank failures by how far they came? Ours, the paper's rule and the released code side by side.
+"""Test whether SRPO's rewards rank failures by their progress: ours, the paper's rule and the released code side by side.
 
     python -m benchmarks.srpo_reward                        the study on the recorded episodes
     python -m benchmarks.srpo_reward --vjepa2 <checkpoint>  with V-JEPA 2 as well
@@ -9,7 +9,7 @@ Keys of the last line, with the default encoder (`pixels`):
                          rank correlation of reward and true progress among the failures of a task
     distinct_failures_ours, distinct_failures_paper, distinct_failures_released
                          share of the mixed groups in which failures get different rewards
-    <encoder>/<rule>/..  the same for every encoder; `released` shares one video a prompt as the released code does,
+    <encoder>/<rule>/..  the same for every encoder; `released` shares one video a prompt, like the released code;
                          `released_own_videos` is its rule with a video for each trajectory
 """
 
@@ -35,14 +35,14 @@ from vla_rl.models.trajectory_encoders import trajectory_encoder
 
 
 async def study(episodes: list[Episode], encoders: Mapping[str, EmbeddingConfig]) -> dict[str, dict[str, Score]]:
-    """Scores by encoder and rule."""
+    """Compute the scores by encoder and rule."""
     batch, policy = batch_of(episodes), OpenVlaOft.load(BASE_POLICY)
     async with DeviceLane(1) as lane:
         return {name: await scores_of(batch, trajectory_encoder(how, policy, lane)) for name, how in encoders.items()}
 
 
 def print_scores(episodes: list[Episode], scores: Mapping[str, Mapping[str, Score]]) -> None:
-    """A table for a person to read."""
+    """Print the scores as a table."""
     failures = sum(not episode.is_success for episode in episodes)
     table = Table("encoder", "rule", "Spearman", "within groups", "groups told apart")
     table.title = f"{len(episodes)} LIBERO episodes, {failures} of them failures"
@@ -54,8 +54,8 @@ def print_scores(episodes: list[Episode], scores: Mapping[str, Mapping[str, Scor
 
 
 async def record_anew(folder: Path) -> None:
-    """Play all episodes in LIBERO and write them to `folder`."""
-    from benchmarks.srpo_reward.recording import record  # needs LIBERO, which the study does not
+    """Run all episodes in LIBERO and write them to `folder`."""
+    from benchmarks.srpo_reward.recording import record  # needs LIBERO, unlike the study
 
     began = time.perf_counter()
     episodes = await record(on_episode=lambda episode: print(_told(episode), file=sys.stderr, flush=True))
@@ -69,7 +69,7 @@ def _told(episode: Episode) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="record the episodes again first")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the recorded episodes")

@@ -1,9 +1,9 @@
 """The recorded episodes of the study: on disk, and as the trajectories that rewards are computed from.
 
     episodes.npz   per moment: hand state, true progress; per episode: task, start, kind, success
-    frames.mp4     the fixed camera's pictures, episode after episode (H.264, so slightly lossy)
+    frames.mp4     the fixed camera's frames, episode after episode (H.264, so slightly lossy)
 
-A moment is every fourth control step, from the first picture to the last one.
+A moment is every fourth control step, from the first frame to the last one.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     init_state_id: int
 
     kind: str
-    """Who played: `expert`, `stalled`, `dropped`, `empty`, `lost` or `policy`."""
+    """Kind of actor: `expert`, `stalled`, `dropped`, `empty`, `lost` or `policy`."""
 
     is_success: bool
 
@@ -41,17 +41,17 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def furthest(self) -> float:
-        """The most that was achieved at any moment: the true progress of the episode."""
+        """The largest progress at any moment: the true progress of the episode."""
         return float(self.progress.max())
 
     @property
     def final(self) -> float:
-        """What was left of it at the end."""
+        """The progress at the end."""
         return float(self.progress[-1])
 
 
 def save_episodes(episodes: list[Episode], folder: Path = DATA) -> int:
-    """Write both files; returns their size in bytes."""
+    """Write both files and return their size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     lengths = [len(episode.frames) for episode in episodes]
     np.savez_compressed(
@@ -71,7 +71,7 @@ def save_episodes(episodes: list[Episode], folder: Path = DATA) -> int:
 
 
 def load_episodes(folder: Path = DATA) -> list[Episode]:
-    """Every recorded episode. Raises: FileNotFoundError saying how to record; ValueError where the files do not match."""
+    """Load every recorded episode. Raises: FileNotFoundError if a file is missing; ValueError if the files do not match."""
     for name in ("episodes.npz", "frames.mp4"):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder / name} is missing; run `python -m benchmarks.srpo_reward --record`.")
@@ -96,7 +96,7 @@ def load_episodes(folder: Path = DATA) -> list[Episode]:
 
 
 def _encode(frames: np.ndarray, path: Path) -> None:
-    """uint8 [N, S, S, 3] to H.264, S even; one thread, so that the same frames give the same bytes."""
+    """Encode uint8 [N, S, S, 3], S even, as H.264; one thread, so that the same frames give the same bytes."""
     size = f"{frames.shape[2]}x{frames.shape[1]}"
     given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(20 // STEPS_PER_MOMENT), "-i", "-"]
     wanted = ["-c:v", "libx264", "-crf", "24", "-preset", "veryslow", "-pix_fmt", "yuv420p", "-threads", "1"]
@@ -104,7 +104,7 @@ def _encode(frames: np.ndarray, path: Path) -> None:
 
 
 def _decode(path: Path, size: int) -> np.ndarray:
-    """uint8 [N, S, S, 3], every frame once."""
+    """Decode uint8 [N, S, S, 3], every frame once."""
     raw = _ffmpeg("-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-threads", "1", "-")
     return np.frombuffer(raw, np.uint8).reshape(-1, size, size, 3)
 
@@ -115,7 +115,7 @@ def _ffmpeg(*arguments: str, stdin: bytes = b"") -> bytes:
 
 
 def as_groups(episodes: list[Episode]) -> list[tuple[Group, list[Episode]]]:
-    """Episodes of one task, one start and one player's family (policy or scripted) as groups, in order of appearance."""
+    """Group episodes by task, start and kind of actor (policy or scripted), in order of appearance."""
     members: dict[tuple[str, int, bool], list[Episode]] = {}
     for episode in episodes:
         members.setdefault((episode.task, episode.init_state_id, episode.kind == "policy"), []).append(episode)
@@ -130,8 +130,8 @@ def as_groups(episodes: list[Episode]) -> list[tuple[Group, list[Episode]]]:
 
 
 def as_trajectory(episode: Episode, episode_id: int, group_id: int, member: int) -> Trajectory:
-    """What a rollout would have handed on: one decision for each moment but the last."""
-    # the camera in the hand was not recorded; a policy that asks for it sees black
+    """Return the trajectory that a rollout would have made: one decision for each moment except the last."""
+    # the wrist camera was not recorded; a policy that uses it gets black frames
     black = np.zeros_like(episode.frames[0])
     observations = [
         {"image": frame, "wrist_image": black, "state": state, "instruction": episode.task}

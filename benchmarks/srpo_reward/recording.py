@@ -1,4 +1,4 @@
-"""Recording the study's episodes: experts, experts that go wrong in known ways, and a half-trained policy.
+"""Record the study's episodes: experts, experts that fail in known ways, and a half-trained policy.
 
 True progress of a moment, from the simulator's hidden state, for picking an object up and putting it somewhere:
 
@@ -30,18 +30,18 @@ SCRIPTED_TASKS, POLICY_TASK = (0, 1, 3), 1
 INIT_STATES, POLICY_INIT_STATES, POLICY_SAMPLES = range(3), range(10, 14), 6
 
 Player: TypeAlias = Callable[[int, Observation], Awaitable[np.ndarray]]
-"""`await player(num_steps, observation)` gives the next control steps, float32 [H, 7]."""
+"""Called as `await player(num_steps, observation)`; returns the next control steps, float32 [H, 7]."""
 
 
 class Flaw(NamedTuple):
-    """How an expert's episode differs from a good one."""
+    """The flaw of an expert's episode."""
 
     kind: str
     noise: float = 0.0
     speed: float = 1.0
 
     between: tuple[float, float] = (2.0, 2.0)
-    """It goes wrong once its true progress reaches a number between these; 2 is never."""
+    """Range of the true progress at which the flaw starts, drawn uniformly; 2 means never."""
 
 
 GROUP = (
@@ -54,11 +54,12 @@ GROUP = (
     Flaw("empty", noise=0.15, between=(0.0, 0.0)),
     Flaw("lost", noise=0.15, between=(0.05, 0.9)),
 )
-"""One group: three ways to succeed, five to fail. A flawed episode that succeeds all the same counts as a success."""
+"""The members of one group: three that succeed and five that fail. A flawed episode that still succeeds counts as a
+success."""
 
 
 class TrueProgress:
-    """Reads the hidden state of one episode; made right after its reset."""
+    """Reads the hidden state of one episode; make it right after the reset."""
 
     def __init__(self, env: LiberoEnv) -> None:
         self._scene = env.scene
@@ -68,7 +69,7 @@ class TrueProgress:
         self._transport_m = float(np.linalg.norm((thing - goal)[:2]))
 
     def now(self) -> float:
-        """Progress of this moment, in [0, 1]."""
+        """Return the progress at this moment, in [0, 1]."""
         hand, thing, goal = self._positions()
         reach = 1.0 - np.linalg.norm(hand - thing) / self._reach_m
         lift = (thing[2] - self._height_m) / 0.05
@@ -76,7 +77,7 @@ class TrueProgress:
         return float(np.clip([reach, lift, transport], 0.0, 1.0) @ (0.3, 0.1, 0.6))
 
     def _positions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Point between the fingers, origin of the target, middle of its goal; world (m)."""
+        """Return the point between the fingers, the target's origin and the middle of its goal, in world coordinates (m)."""
         data, domain = self._scene.data, self._scene.domain
         thing = data.xpos[domain.obj_body_id[domain.obj_of_interest[0]]]
         return (
@@ -87,7 +88,7 @@ class TrueProgress:
 
 
 class FlawedExpert:
-    """The scripted expert, made to fail in one known way from one point of its progress on."""
+    """The scripted expert, which fails in one known way from one point of its progress on."""
 
     def __init__(self, env: LiberoEnv, flaw: Flaw, rng: np.random.Generator, progress: TrueProgress) -> None:
         self._expert, self._flaw, self._rng, self._progress = Expert(env.scene), flaw, rng, progress
@@ -96,7 +97,7 @@ class FlawedExpert:
         self._drift, self._gripper = np.zeros(6), -1.0
 
     async def __call__(self, _num_steps: int, _observation: Observation) -> np.ndarray:
-        """One control step."""
+        """Return one control step."""
         self._is_wrong = self._is_wrong or self._progress.now() >= self._goes_wrong_at
         if self._is_wrong and self._flaw.kind == "stalled":
             return np.array([[*IDLE_ACTION[:6], self._gripper]], np.float32)
@@ -118,7 +119,7 @@ class SampledPolicy:
         self._engine, self._seed = engine, seed
 
     async def __call__(self, num_steps: int, observation: Observation) -> np.ndarray:
-        """One action chunk."""
+        """Return one action chunk."""
         sampling = Sampling(temperature=1.0, seed=derive_seed(self._seed, num_steps))
         return (await self._engine.act(observation, sampling)).actions
 
@@ -126,7 +127,7 @@ class SampledPolicy:
 async def record_episode(
     env: LiberoEnv, init_state_id: int, kind: str, begin: Callable[[TrueProgress], Player]
 ) -> Episode:
-    """Play one episode; the environment runs in this thread, where its OpenGL context lives."""
+    """Run one episode; the environment runs in this thread, which owns its OpenGL context."""
     observation, _ = env.reset(options={"init_state_id": init_state_id})
     progress, num_steps = TrueProgress(env), 0
     play = begin(progress)
@@ -155,7 +156,7 @@ async def record_episode(
 async def record(
     assets: str | None = None, seed: int = 0, on_episode: Callable[[Episode], None] = lambda _: None
 ) -> list[Episode]:
-    """Play every episode of the study, calling `on_episode` after each."""
+    """Run every episode of the study, and call `on_episode` after each."""
     episodes: list[Episode] = []
 
     def add(episode: Episode) -> None:

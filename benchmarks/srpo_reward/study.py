@@ -1,4 +1,4 @@
-"""How well rewards rank failures: every rule on the same episodes, encoder by encoder."""
+"""Score how well rewards rank failures: every rule on the same episodes, encoder by encoder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -17,20 +17,20 @@ RULES: Final[Mapping[str, SrpoConfig]] = {
     "released_own_videos": SrpoConfig(rule="released"),
     "released": SrpoConfig(rule="released"),
 }
-"""Side by side. `released` is the released code as it runs: one video a prompt, which all members of a group share."""
+"""The compared rules. `released` is the behaviour of the released code: all members of a group share one video a prompt."""
 
 HEADLINES: Final = ("ours", "paper", "released")
 
 
 class Score(msgspec.Struct, frozen=True):
-    """What one rule's rewards are worth."""
+    """The quality of one rule's rewards."""
 
     spearman: float
     """Rank correlation of reward and true progress (in tenths) among a task's failures; mean over tasks, by their number
     of failures. Rewards that are all equal count as 0."""
 
     spearman_in_group: float
-    """The same within groups, which is what group-relative advantages see; mean over groups of 3 failures or more."""
+    """The same within groups, as group-relative advantages use it; mean over groups of 3 failures or more."""
 
     distinct_failures: float
     """Share of the mixed groups with 2 failures or more in which not all failures get the same reward."""
@@ -45,11 +45,11 @@ class Batch(msgspec.Struct, frozen=True):
     is_success: np.ndarray
 
     progress: np.ndarray
-    """float64 [N], true progress in tenths: finer differences are within what the measure can mean."""
+    """float64 [N], true progress in tenths: the measure is not more precise."""
 
 
 def batch_of(episodes: list[Episode]) -> Batch:
-    """The recorded episodes as the groups of one update."""
+    """Return the recorded episodes as the groups of one update."""
     pairs = as_groups(episodes)
     members = [episode for _, of_group in pairs for episode in of_group]
     return Batch(
@@ -62,7 +62,7 @@ def batch_of(episodes: list[Episode]) -> Batch:
 
 
 async def scores_of(batch: Batch, encoder: TrajectoryEncoder) -> dict[str, Score]:
-    """Every rule's score with one encoder."""
+    """Return every rule's score with one encoder."""
     own = np.concatenate([await encoder.embed(group.trajectories) for group in batch.groups])
     shared = np.concatenate([await _shared_embedding(group, encoder) for group in batch.groups])
     return {
@@ -72,7 +72,7 @@ async def scores_of(batch: Batch, encoder: TrajectoryEncoder) -> dict[str, Score
 
 
 def figures_of(scores: Mapping[str, Mapping[str, Score]]) -> dict[str, float]:
-    """The JSON line."""
+    """Return the figures of the JSON line."""
     headline = scores["pixels"]
     return {
         **{f"spearman_{rule}": headline[rule].spearman for rule in HEADLINES},
@@ -87,7 +87,7 @@ def figures_of(scores: Mapping[str, Mapping[str, Score]]) -> dict[str, float]:
 
 
 def score(batch: Batch, rewards: np.ndarray) -> Score:
-    """How rewards, float32 [N], stand to the true progress of the failures."""
+    """Compare rewards, float32 [N], with the true progress of the failures."""
     failed = ~batch.is_success
     tasks = np.array(batch.tasks)
     by_task = [failed & (tasks == task) for task in dict.fromkeys(batch.tasks)]
@@ -110,13 +110,13 @@ def _spearman(rewards: np.ndarray, progress: np.ndarray) -> float:
 
 
 async def _shared_embedding(group: Group, encoder: TrajectoryEncoder) -> np.ndarray:
-    """The released code's embedding: frames of all members collected under the prompt's name, moment after moment."""
+    """Return the released code's embedding: frames of all members collected under the prompt's name, moment after moment."""
     embedding = await encoder.embed([interleaved(group.trajectories)])
     return np.repeat(embedding, len(group.trajectories), axis=0)
 
 
 def interleaved(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """One trajectory of everybody's observations: first those of the first moment, member by member, then the second's."""
+    """Merge all members' observations into one trajectory: first those of the first moment, member by member, and so on."""
     observations = [
         [*(step.observation for step in trajectory.steps), trajectory.final_observation] for trajectory in trajectories
     ]
