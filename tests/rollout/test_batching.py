@@ -118,9 +118,7 @@ async def test_a_batch_whose_work_is_cancelled_by_others_fails_its_waiters_and_t
         lost = asyncio.ensure_future(batcher.submit(1))
         await settle()
         work.cancel()
-        with pytest.raises(
-            RuntimeError, match="a batch of 'policy' was lost: its runner was cancelled"
-        ) as caught:
+        with pytest.raises(RuntimeError, match="a batch of 'policy' was lost: its runner was cancelled") as caught:
             await lost
         assert isinstance(caught.value.__cause__, asyncio.CancelledError)
         assert await batcher.submit(2) == 2

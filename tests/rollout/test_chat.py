@@ -202,7 +202,9 @@ async def test_a_reply_that_is_given_up_ends_the_episode_with_the_turns_before_i
     assert trajectory.stop_reason is StopReason.ABORTED
     assert trajectory.stop_reason.is_cut_off
     assert len(trajectory.steps) == env.num_steps == 2
-    with pytest.raises(PolicyError, match=f"has {num_tokens} tokens and finish_reason 'aborted', expected a complete one"):
+    with pytest.raises(
+        PolicyError, match=f"has {num_tokens} tokens and finish_reason 'aborted', expected a complete one"
+    ):
         await play(Counting(9), Quitter(1, "aborted", num_tokens))
 
 

@@ -168,7 +168,7 @@ def test_metrics_count_what_happened_since_the_last_call() -> None:
 
 
 def test_infeasible_settings_are_refused_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="12 environments could never play"):
+    with pytest.raises(ConfigError, match="12 environments would never be used"):
         Setup(pool=LatencyPool(20), max_staleness=0)
 
 

@@ -77,7 +77,7 @@ def test_a_broken_environment_ends_the_run_with_its_own_error_and_frees_all_othe
 
     with pytest.raises(EnvError, match="float64, expected uint8") as caught:
         run_in_simulated_time(main())
-    assert "while playing episode 3 (task-" in caught.value.__notes__[0]
+    assert "while running episode 3 (task-" in caught.value.__notes__[0]
     assert caught.traceback[-1].name == "agent"
     assert pool.num_leased == 0
 

@@ -128,7 +128,7 @@ async def test_an_environment_that_raises_ends_the_run_with_its_own_traceback(tm
             await train(small_run(tmp_path), [TaskStart(env=spec, task="faulty")], policy)
     assert "vla_rl/faulty-v0" in str(caught.value)
     assert "faulty.py" in "".join(caught.value.__notes__)
-    assert any(note.startswith("while playing episode") for note in caught.value.__notes__)
+    assert any(note.startswith("while running episode") for note in caught.value.__notes__)
 
 
 async def test_a_mistake_in_an_agent_ends_train_with_the_frames_of_the_agent_alone(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_a_mistake_in_an_agent_ends_train_with_the_frames_of_the_agent_alo
     frames = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if "/vla_rl/" in frame.filename]
     assert [Path(frame.filename).name for frame in frames] == ["failures.py"]
     assert 'raise KeyError(f"imag, in' in text
-    assert "while playing episode" in text
+    assert "while running episode" in text
     assert "During handling" not in text
     assert len(text.splitlines()) < 25
 

@@ -66,6 +66,5 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
                 limit, values = "max_outstanding_groups", str(self.max_outstanding_groups)
             raise ConfigError(
                 f"{limit} * group_size = {values} * {group_size} = {episodes} < num_envs = {num_envs}: "
-                f"{num_envs - episodes} environments could never be used; use num_envs <= {episodes}, or more groups per "
-                "update"
+                f"{num_envs - episodes} environments would never be used; use num_envs <= {episodes}, or larger updates"
             )

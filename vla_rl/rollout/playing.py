@@ -71,17 +71,17 @@ async def play_episode(
         raise _lost_to(death, episode) from death
     except TimeoutError as error:
         if not deadline.expired():
-            error.add_note(f"while playing {describe(episode)}")
+            error.add_note(f"while running {describe(episode)}")
             raise
         raise EpisodeLost(episode, "timed_out", f"it took longer than episode_timeout_s={timeout_s}") from error
     except ExceptionGroup as errors:  # of an agent that runs tasks of its own
         deaths, others = errors.split(ActorDied)
         if deaths is not None and others is None:
             raise _lost_to(_first_death(deaths), episode) from errors
-        errors.add_note(f"while playing {describe(episode)}")
+        errors.add_note(f"while running {describe(episode)}")
         raise
     except Exception as error:
-        error.add_note(f"while playing {describe(episode)}")
+        error.add_note(f"while running {describe(episode)}")
         raise
     return _checked(returned, episode)
 

@@ -101,8 +101,7 @@ class EpisodeScheduler:
         if self._engine.weight_version < self.version:
             raise ConfigError(
                 f"the engine serves weight version {self._engine.weight_version}, the scheduler continues at "
-                f"{self.version}; "
-                "load the weights of the same checkpoint first"
+                f"{self.version}; load the weights of the same checkpoint first"
             )
         self._meter.start(asyncio.get_running_loop().time())
         self._tasks = asyncio.TaskGroup()

@@ -115,9 +115,7 @@ class RunningCall:
         """Kill the call with all its descendants. The first reason is kept."""
         self._fault = self._fault or (fault, words)
         with contextlib.suppress(ProcessLookupError):
-            if (
-                "namespaces" in self._isolation.means
-            ):  # the kernel kills all processes of a namespace with its first one
+            if "namespaces" in self._isolation.means:  # the kernel kills a namespace with its first process
                 os.kill(self.pid, signal.SIGKILL)
             else:
                 kill_with_all_below(self.pid)
