@@ -157,9 +157,7 @@ async def updates(
             count += 1
             versions[count] = versions[1 + count % 3]
             await lane.run(engine.adopt, versions[count].network, count)
-            await asyncio.sleep(
-                UPDATE_EVERY_S / 4
-            )  # four times as often as UPDATE_EVERY_S, for which the share is reported
+            await asyncio.sleep(UPDATE_EVERY_S / 4)  # four times as often as for the reported share
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(publish())

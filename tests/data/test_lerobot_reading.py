@@ -265,7 +265,7 @@ def test_an_image_that_is_none_is_named_when_it_is_asked_for(tmp_path: Path) -> 
     change_rows(published(tmp_path), damage)
     first, second = read_lerobot(tmp_path)
     assert first.frames["image"](1).shape == (12, 12, 3)
-    with pytest.raises(DataError, match=r"row 2 \(episode 0, frame 2\) is no PNG or JPEG image"):
+    with pytest.raises(DataError, match=r"row 2 \(episode 0, frame 2\) is not a PNG or JPEG image"):
         first.frames["image"](2)
     with pytest.raises(DataError, match=r"'observation\.images\.image' is empty in row 4 \(episode 1, frame 1\)"):
         second.frames["image"](1)

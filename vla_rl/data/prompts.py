@@ -80,9 +80,7 @@ def _read(path: Path, fields: Sequence[str]) -> PromptRows:
 def _parquet(path: Path, fields: Sequence[str]) -> pyarrow.Table:
     try:
         table = pyarrow.parquet.read_table(path)
-        table.validate(
-            full=True
-        )  # a text column may hold any bytes, which would otherwise fail only when a row is read
+        table.validate(full=True)  # a text column may hold any bytes, which else fail only when a row is read
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} is not a parquet file with texts in UTF-8: {error}; write it again.") from error
     for field in fields:

@@ -18,8 +18,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """Value of the reply: 1 is right, 0 is wrong; a scorer of your own may return any number."""
 
     fault: Fault | None = None
-    """Fault that stopped the scorer, or the program that it ran. The value is then that of the tests passed before (`code`),
-    or 0 (all other scorers)."""
+    """Fault that stopped the scorer, or the program that it ran. The value is then the share of tests passed before
+    (`code`), or 0 (all other scorers)."""
 
     words: str = ""
     """Description of the error, or of the test that failed."""

@@ -162,10 +162,7 @@ def _messages(name: str, message: _Message) -> list[Message]:
         elif block.type == "tool_result":
             content = _text(f"{place}.content", block.content)
             results.append(Message(role="tool", content=content, tool_call_id=block.tool_use_id))
-        elif block.type not in (
-            "thinking",
-            "redacted_thinking",
-        ):  # the policy produces none, so another model's is ignored
+        elif block.type not in ("thinking", "redacted_thinking"):  # of another model: ignored
             raise refuse(f"{place}.type", block.type, "text, tool_use or tool_result")
     if texts or calls or not results:
         results.append(Message(role=message.role, content="".join(texts), tool_calls=tuple(calls)))
@@ -204,7 +201,7 @@ def _format(fields: _Fields) -> ReplyFormat | None:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Return arguments as the object that this API requires; other JSON that the policy wrote is put under `value`."""
+    """Return arguments as the object that this API requires; anything else that the policy wrote is put under `value`."""
     try:
         value = json.loads(arguments)
     except ValueError:

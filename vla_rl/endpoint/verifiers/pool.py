@@ -69,9 +69,7 @@ class VerifiersPool:
         self._runtime, self._config = runtime, config
         self._endpoint = Endpoint()
         self._keys: asyncio.Queue[str] = asyncio.Queue()
-        for _ in range(
-            config.num_envs
-        ):  # few keys, used again: verifiers keeps a client for every key that it has seen
+        for _ in range(config.num_envs):  # keys are reused: verifiers keeps a client for each that it has seen
             self._keys.put_nowait(new_key())
         self._worker: VerifiersWorker | None = None
         self._num_rows = 0
