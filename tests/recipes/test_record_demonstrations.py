@@ -50,7 +50,7 @@ def test_demonstrations_of_unknown_settings_are_left_alone(tmp_path: Path) -> No
     folder = folder_of(config, 1)
     folder.mkdir(parents=True)
     (folder / "0000.npz").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"holds demonstrations, but .*1\.settings\.json is not there to say how"):
+    with pytest.raises(ConfigError, match=r"holds demonstrations, but .*1\.settings\.json, their settings, is missing"):
         note_settings(config, Assets(tmp_path, "configured"))
 
 

@@ -130,7 +130,7 @@ async def test_several_language_agents_may_play_beside_a_robot(tmp_path: Path) -
 async def test_a_run_without_a_robots_policy_says_so(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     team = Team({"language": Member(tiny(SHAPE, ["go on"], seed=0))})
-    with pytest.raises(ConfigError, match=r"is played by the policy 'robot', and there is one for \['language'\]"):
+    with pytest.raises(ConfigError, match=r"needs the policy 'robot', but there is only one for \['language'\]"):
         await run(config, "Checksum", team, Watching(config))
 
 

@@ -50,7 +50,7 @@ async def test_asked_to_stop_the_work_is_cancelled_and_its_clean_up_awaited() ->
 
 
 async def test_a_signal_is_answered_with_what_stopping_does(capsys: pytest.CaptureFixture[str]) -> None:
-    for then in ("saving a checkpoint", "losing the episodes being played"):
+    for then in ("saving a checkpoint", "losing the running episodes"):
         async with asyncio.timeout(5):
             with StopSignal(then) as stop:
                 os.kill(os.getpid(), signal.SIGINT)

@@ -129,7 +129,7 @@ def test_too_few_different_sums_are_refused() -> None:
     # 10 x 10 sums, and of every number a from 0 to 9 the a + 1 differences that are not below 0: 155 in all
     with pytest.raises(ConfigError, match="num_validation is 156, but only 155 different sums were found"):
         validation_starts(small_sums(num_validation=156))
-    with pytest.raises(ConfigError, match="num_validation is 155, which leaves hardly a sum to train on"):
+    with pytest.raises(ConfigError, match="num_validation is 155, which leaves too few sums to train on"):
         training_starts(small_sums(num_validation=155))
 
 

@@ -1,1 +1,1 @@
-"""One file an experiment: its tasks, sizes, learning rate and reward in sight. Run one with `python -m`, or `vla-rl`."""
+"""Experiments, one file each, with their tasks, sizes, learning rates and rewards. Run one with `python -m` or `vla-rl`."""

@@ -1,21 +1,21 @@
 """Evaluate a checkpoint on LIBERO: `python -m vla_rl.recipes.eval_libero CHECKPOINT --suites libero_object`.
 
-Plays every task of the suites from every initial state (with every scene seed) exactly once, prints a table of success rates
-with 95 % intervals, and leaves a folder in `runs/`:
+Runs every task of the suites from every initial state (with every scene seed) exactly once, prints a table of success rates
+with 95 % intervals, and writes a folder in `runs/`:
 
-    config.json, versions.json   what was asked for, with which software
-    episodes.jsonl               one line an episode, written as it ends
+    config.json, versions.json   the configuration, and the versions of the software
+    episodes.jsonl               one line per episode, written when the episode ends
     results.json                 conditions, rates by task and suite, and every episode
-    videos/                      of failures, or as `--videos` says
+    videos/                      videos of failures, or of what `--videos` selects
 
-Killed at any moment it loses the episodes being played; `--resume runs/eval-...` plays those that are missing.
+If it is killed, only the running episodes are lost; `--resume runs/eval-...` runs the missing ones.
 
     ... CHECKPOINT --init-states 40-49                   held-out initial states only
-    ... CHECKPOINT --scenes same                         the same fixtures in every trial, as SimpleVLA-RL has them
-    ... CHECKPOINT --suites liberopro.libero_goal_swap   LIBERO-PRO or LIBERO-plus, with a table of their perturbations
+    ... CHECKPOINT --scenes same                         the same fixtures in every trial, as in SimpleVLA-RL
+    ... CHECKPOINT --suites liberopro.libero_goal_swap   LIBERO-PRO or LIBERO-plus, with a table by perturbation
     ... CHECKPOINT --temperature 1.0                     sampled instead of greedy
     ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
-    ... CHECKPOINT --record-to data                      also write every episode as a LeRobotDataset
+    ... CHECKPOINT --record-to data                      also write every episode into a LeRobotDataset
 """
 
 import asyncio
@@ -76,73 +76,72 @@ VIDEO_FRAMES_PER_S = 5.0
 
 
 MOST_PREPARED = 100
-"""Scenes that are built once for all simulators, as all of LIBERO-90's are. LIBERO-plus's suites have 2500 tasks; scenes
-beyond this number are built by the simulator that runs them, so that memory has a bound."""
+"""Scenes that are built once and shared by all simulators; enough for all of LIBERO-90. LIBERO-plus's suites have 2500
+tasks; scenes beyond this number are built by the simulator that runs them, so that memory is bounded."""
 
 
 class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
-    """Which checkpoint, on which episodes, under which conditions."""
+    """The checkpoint, the episodes and the conditions of an evaluation."""
 
     checkpoint: tyro.conf.Positional[str] = str(BASE_POLICY)
-    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint; the shipped base policy where it is left out."""
+    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the shipped base policy."""
 
     suites: tuple[str, ...] = ("libero_object",)
-    """Suites of LIBERO, or of LIBERO-PRO and LIBERO-plus with the package's name, such as liberopro.libero_goal_swap."""
+    """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus: liberopro.libero_goal_swap."""
 
     tasks: str = "all"
-    """Tasks of each suite in LIBERO's own order: all, or numbers and ranges such as 0-3,7."""
+    """Tasks of each suite by LIBERO's numbers: all, or numbers and ranges such as 0-3,7."""
 
     init_states: str = "all"
-    """Initial states of each task: all, or such as 40-49 for those that training did not use."""
+    """Initial states of each task: all, or numbers and ranges, such as 40-49 for those that training did not use."""
 
     scene_seeds: str = "0"
-    """Seeds of what initial states leave open (where fixtures stand); each makes every episode once more."""
+    """Seeds of what initial states leave open, the positions of fixtures. Every episode is run once for each seed."""
 
     scenes: Literal["published", "same"] = "published"
-    """Where fixtures stand. published: trial k of a task, from initial state k, has LIBERO's reset k after one seeding, as
-    OpenVLA, OpenVLA-OFT and openpi evaluate. same: every trial has the first reset, as SimpleVLA-RL evaluates."""
+    """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th reset after one seeding,
+    as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first reset, as SimpleVLA-RL does."""
 
     step_limit: int | None = None
-    """Control steps after which an episode is a failure; none for each suite's published limit, 512 for SRPO's."""
+    """Control steps after which an episode is a failure. None: each suite's published limit. Set 512 for SRPO's limit."""
 
     temperature: float | None = None
-    """Sample at this temperature; none takes the most likely action."""
+    """Sample actions at this temperature, above 0. None: take the most likely action."""
 
     image_size: int | None = None
-    """Side of the cameras' pictures in pixels. None: 84 for the policy that ships, else 256, as published policies were
-    taught."""
+    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published policies were trained."""
 
     physics: Literal["exact", "fast"] = "exact"
-    """exact computes robosuite's bits; fast is quicker, the same up to rounding."""
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding."""
 
     quality: Literal["exact", "fast"] | None = None
-    """exact draws what published policies saw; fast draws without smoothing and with a plain robot. None: fast for the
-    policy that ships, which was taught with it, else exact."""
+    """exact renders what published policies saw; fast renders without smoothing and with a plain robot. None: fast for the
+    shipped policy, which was trained with it, else exact."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, stand-ins for the
-    policy that ships, which was trained on them, and LIBERO's own for any other (stand-ins if those are not installed)."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that is not set, stand-ins for
+    the shipped policy, which was trained on them, and LIBERO's own for others (stand-ins if those are not installed)."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
-    """Simulator processes, and so episodes played at the same time."""
+    """Number of simulator processes, and so of episodes that run at the same time. Default: one for each core."""
 
     torch_threads: int = 1
-    """Threads that the policy computes with on a CPU; the simulators need cores too."""
+    """Threads for the policy on a CPU. The simulators need cores too."""
 
     videos: Literal["none", "failures", "successes", "both"] = "failures"
-    """Of which episodes videos are made."""
+    """Episodes to make videos of."""
 
     videos_per_task: int = 3
-    """Most videos of each task and outcome."""
+    """Maximum number of videos of each task and outcome."""
 
     record_to: str | None = None
-    """Also write every control step of every episode into this LeRobotDataset; takes longer, as all of them are drawn."""
+    """Also write every control step of every episode into this LeRobotDataset. Slower, because every step is rendered."""
 
     root: str = "runs"
-    """Folder in which the folder of this evaluation is made."""
+    """Parent of the evaluation's folder."""
 
     name: str = "eval"
-    """First part of its name."""
+    """First part of the folder's name."""
 
     seed: int = 0
     """Seed of sampled actions."""
@@ -157,12 +156,12 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     @property
     def picture_size(self) -> int:
-        """The side that is drawn."""
+        """Side in pixels of the rendered images."""
         return picture_size_for(self.checkpoint, self.image_size)
 
     @property
     def pictures(self) -> Literal["exact", "fast"]:
-        """The quality that is drawn in."""
+        """Quality of the rendered images."""
         return quality_for(self.checkpoint, self.quality)
 
     @property
@@ -172,19 +171,19 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
 
 
 MAY_CHANGE = ("suites", "tasks", "init_states", "scene_seeds", "num_envs", "torch_threads", "videos", "videos_per_task")
-"""What a resumed evaluation may be asked for anew; anything else would mix results of different conditions."""
+"""Fields that may change on a resume; a change of any other would mix results of different conditions."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalLaunch(Launch):
-    """What an evaluation can be told besides."""
+    """Options of an evaluation besides its configuration."""
 
     resume: Path | None = None
-    """Go on with the evaluation in this folder: play what its plan still lacks."""
+    """Continue the evaluation in this folder: run the episodes that are still missing."""
 
 
 async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
-    """Plan or play, then print the tables."""
+    """Print the plan, or run the episodes and print the tables."""
     config, console = command.config, Console()
     folder = command.launch.resume
     if folder is not None:
@@ -202,7 +201,7 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
     run = RunDirectory.resume(folder) if folder else RunDirectory.create(Path(config.root), config.name, config)
     _note_conditions(run, conditions)
     console.print(f"evaluation {run.path}: {len(episodes)} episodes; assets: {conditions['assets']}")
-    with ResultFile(run.path / "episodes.jsonl") as file, StopSignal("losing the episodes being played") as stop:
+    with ResultFile(run.path / "episodes.jsonl") as file, StopSignal("losing the running episodes") as stop:
         missing = [episode for episode in episodes if key_of(episode) not in file.results]
         if missing:
             player = await asyncio.to_thread(_load, config) if model is None else model
@@ -222,7 +221,7 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
 
 
 def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
-    """What results depend on, as plain values. Raises: CheckpointError; ConfigError without assets."""
+    """Return everything that results depend on, as plain values. Raises: CheckpointError; ConfigError without assets."""
     assets = _assets_of(config)
     names = set(EvalLiberoConfig.__struct_fields__) - {*MAY_CHANGE, "root", "name", "record_to", "assets", "checkpoint"}
     return {
@@ -237,7 +236,7 @@ def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
 
 
 async def _rehearse(config: EvalLiberoConfig, episodes: list[EpisodeSpec], folder: Path | None) -> None:
-    """Look at everything that the evaluation would read. Raises: what the evaluation would raise."""
+    """Read everything that the evaluation would read. Raises: what the evaluation would raise."""
     conditions = conditions_of(config)
     if folder is None:
         require_writable(Path(config.root))
@@ -254,14 +253,14 @@ def _note_conditions(run: RunDirectory, conditions: dict[str, Any]) -> None:
         note_conditions(run.path / "conditions.json", conditions)
     except OSError as error:
         raise ConfigError(
-            f"the evaluation {run.path} cannot be written: {error}; make room, or choose --root"
+            f"the evaluation {run.path} cannot be written: {error}; make room, or choose another folder (--root)"
         ) from error
 
 
 def _write_results_or_say(
     path: Path, conditions: dict[str, Any], results: list[EpisodeResult], sizes: dict[str, int]
 ) -> bool:
-    """Write `results.json`; False, with a line, if it cannot be written. A resume plays nothing twice and writes it."""
+    """Write `results.json`; if that fails, log a warning and return False. A resume writes it without new episodes."""
     try:
         write_results(path, conditions, results, **sizes)
     except OSError as error:
@@ -271,7 +270,7 @@ def _write_results_or_say(
 
 
 def title_of(checkpoint: str, conditions: dict[str, Any], *, num_planned: int, num_missing: int) -> str:
-    """What stands above the table; of an evaluation that was interrupted, what is wrong with its rates."""
+    """Return the title of the table; for an interrupted evaluation, it warns that the rates are biased."""
     title = f"{checkpoint}, assets: {conditions['assets']}, scenes: {conditions['scenes']}"
     if num_missing == 0:
         return title
@@ -303,7 +302,7 @@ def write_results(
 
 
 class ResultKeeper:
-    """Keeps the result of each episode, then makes a video of those that are wanted. One episode at a time."""
+    """Stores the result of each episode, then makes a video if one is wanted. One episode at a time."""
 
     def __init__(self, config: EvalLiberoConfig, file: ResultFile, videos: Path) -> None:
         self._config, self._file, self._videos = config, file, videos
@@ -316,7 +315,7 @@ class ResultKeeper:
         return self._failures.num_failed
 
     async def keep(self, trajectory: Trajectory) -> None:
-        """Keep a result; a video that cannot be made is reported and counted. The result is on disk before it is tried."""
+        """Store a result on disk, then make its video. A video that cannot be made is reported and counted."""
         result = result_of(trajectory)
         async with self._turn:
             await run_to_its_end(self._file.add, result)
@@ -348,7 +347,7 @@ async def _play(
     simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
     specs = list({str(episode.env): episode.env for episode in missing}.values())[:MOST_PREPARED]
     with Progress(console=Console()) as progress:
-        bar = progress.add_task("playing", total=num_planned, completed=num_planned - len(missing))
+        bar = progress.add_task("evaluating", total=num_planned, completed=num_planned - len(missing))
         keeper = ResultKeeper(config, file, run.videos)
 
         async def done(trajectory: Trajectory) -> None:
@@ -366,7 +365,7 @@ async def _play(
 
 
 def _film(config: EvalLiberoConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path) -> None:
-    """Make a video where one is wanted and the task has not enough of them."""
+    """Make a video if one is wanted and the task has too few of them."""
     outcome = "success" if result.is_success else "failure"
     wanted = {"none": (), "failures": ("failure",), "successes": ("success",), "both": ("failure", "success")}
     kind = f"{result.suite}-{result.task_id}_{outcome}"
@@ -383,7 +382,7 @@ def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult
 
 
 def _config_in(folder: Path) -> EvalLiberoConfig:
-    """The configuration of an evaluation. One without `scenes` is older than that option and had them the same."""
+    """Read the configuration of an evaluation. One without `scenes` is older than that option and used `same`."""
     path = folder / "config.json"
     return convert({"scenes": "same", **read_table(path, EvalLiberoConfig)}, EvalLiberoConfig, str(path))
 
@@ -393,7 +392,7 @@ def _refuse_other_conditions(config: EvalLiberoConfig, before: EvalLiberoConfig,
         if name not in MAY_CHANGE and getattr(config, name) != getattr(before, name):
             raise ConfigError(
                 f"{name} is {getattr(config, name)!r}, but the episodes in {folder} were played with "
-                f"{getattr(before, name)!r}; begin another evaluation, as one table cannot hold both"
+                f"{getattr(before, name)!r}; start another evaluation, because one table cannot hold both"
             )
 
 
@@ -405,7 +404,7 @@ def _assets_of(config: EvalLiberoConfig) -> Assets:
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(EvalLaunch, EvalLiberoConfig, main, __doc__ or "")
 
 

@@ -1,7 +1,7 @@
 """GRPO on LIBERO: `python -m vla_rl.recipes.grpo_libero`.
 
-The same episodes and policy as `srpo_libero`, but a failure earns nothing, however near it came. Groups in which all succeed
-or all fail teach nothing, so they are replaced while the rollout goes on.
+The same episodes and policy as `srpo_libero`, but every failure earns 0. Groups in which all episodes succeed or all fail
+have no learning signal, so they are replaced while the rollout continues.
 """
 
 import sys
@@ -20,7 +20,7 @@ class GrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(TrainingLaunch, GrpoLiberoConfig, main, __doc__ or "")
 
 

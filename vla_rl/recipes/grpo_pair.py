@@ -1,15 +1,15 @@
 """Two language agents learn to solve sums together: `python -m vla_rl.recipes.grpo_pair --policy pair_base`.
 
-A solver proposes, a checker accepts or sends it back; both have a calculator. Each is compared with itself in the episodes
-of its group, and is credited with what it earned. One set of weights may play both, or each has weights of its own, which
-learn in every update or take turns:
+A solver proposes an answer, and a checker accepts it or sends it back; both have a calculator. Each agent is compared with
+itself in the other episodes of its group, by its own rewards. Both agents share one set of weights, or each has its own, and
+the policies learn in every update or take turns:
 
     --agents.weights shared                                      one policy
     --agents.weights own                                         two policies, both learn in every update
-    --agents.weights own --agents.turns alternating              two policies, one learns while the other stands still
+    --agents.weights own --agents.turns alternating              two policies, one learns while the other is frozen
     --pipeline ppo --advantage.name marft_gae                    MARFT's advantages, with a critic for each policy
 
-`sft_text --task arithmetic_pair --num-operators 1 --num-digits 1 --out pair_base` makes the base.
+`sft_text --task arithmetic_pair --num-operators 1 --num-digits 1 --out pair_base` makes the base policy.
 """
 
 import sys
@@ -29,25 +29,25 @@ AGENTS = ("solver", "checker")
 
 
 class AgentsConfig(Config, frozen=True, kw_only=True):
-    """Whose weights the agents of an environment play with, and when they learn."""
+    """The weights that the agents of an environment act with, and when those learn."""
 
     weights: Literal["shared", "own"] = "shared"
-    """shared: one policy plays all agents and learns from all of them; own: a policy for each."""
+    """shared: one policy acts for all agents and learns from all of them; own: a policy for each."""
 
     turns: Literal["joint", "alternating"] = "joint"
-    """joint: all policies learn in every update; alternating: one learns while the others stand still."""
+    """joint: all policies learn in every update; alternating: one learns while the others are frozen."""
 
     updates_per_turn: int = 2
-    """Where they alternate: updates before the next one's turn."""
+    """With alternating turns: updates of one policy before the next one's turn."""
 
     def __post_init__(self) -> None:
         self.require(self.updates_per_turn >= 1, "updates_per_turn", "at least 1 update")
         is_possible = self.weights == "own" or self.turns == "joint"
-        self.require(is_possible, "turns", "'joint' where one policy plays all agents; set weights to 'own'")
+        self.require(is_possible, "turns", "'joint' if one policy acts for all agents; set weights to 'own'")
 
 
 class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of a solver and a checker, as of one agent in `grpo_text`."""
+    """Reinforcement learning of a solver and a checker."""
 
     run: RunConfig = RunConfig(name="grpo_pair", updates=30, checkpoint_every=15)
     agents: AgentsConfig = AgentsConfig()
@@ -55,35 +55,35 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig(max_batch=64, kept_conversations=128, max_reply=32)
 
     policy: str = "pair_base"
-    """Folder of the checkpoint to start from, such as `sft_text --task arithmetic_pair` leaves, or its id on the hub."""
+    """Folder (such as `sft_text --task arithmetic_pair` writes) or hub id of the checkpoint to start from."""
 
     checker_policy: str | None = None
-    """With weights of their own: another one for the checker; none starts both from `policy`."""
+    """Checkpoint for the checker, with agents.weights own. None: both agents start from `policy`."""
 
     num_operators: int = 1
     """Operations in a sum."""
 
     num_rounds: int = 2
-    """Proposals that the solver has."""
+    """Maximum number of the solver's proposals."""
 
     credit: Literal["team", "own"] = "own"
-    """team: both earn 1 for a right proposal that was accepted; own: the solver earns 1 for a right last proposal, the
-    checker a share of 1 for each right verdict."""
+    """team: both earn 1 if a correct proposal was accepted; own: the solver earns 1 if its last proposal is correct, and the
+    checker earns a share of 1 for each correct verdict."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         has_place = self.checker_policy is None or self.agents.weights == "own"
-        self.require(has_place, "checker_policy", "none where one policy plays all agents; set agents.weights to 'own'")
+        self.require(has_place, "checker_policy", "none if one policy acts for all agents; set agents.weights to 'own'")
 
     @property
     def env(self) -> EnvSpec:
-        """What is played."""
+        """Specification of the environment."""
         kwargs = {**super().env.kwargs, "num_rounds": self.num_rounds, "credit": self.credit}
         return EnvSpec(id=ENV_ID, kwargs=kwargs)
 
 
 def policies_of(config: GrpoPairConfig) -> RunModel | Team:
-    """One policy for both agents, or one for each."""
+    """Load one policy for both agents, or one for each."""
     if config.agents.weights == "shared":
         return CausalLanguageModel.load(config.policy)
     folders = (config.policy, config.checker_policy or config.policy)
@@ -97,7 +97,7 @@ async def main(command: Command[TrainingLaunch, GrpoPairConfig]) -> int:
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(TrainingLaunch, GrpoPairConfig, main, __doc__ or "")
 
 

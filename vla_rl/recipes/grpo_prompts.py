@@ -2,9 +2,9 @@
 
     python -m vla_rl.recipes.grpo_prompts --policy Qwen/Qwen3-0.6B --prompts questions.jsonl --scorer math
 
-One reply to each question, scored against the row's answer (`vla_rl.scoring` has the scorers). Some rows are held
-out and asked before the first update and after the last. Every row is checked before anything starts: one that lacks a
-field, asks nothing, or does not fit the policy's context is named by its number.
+The policy gives one reply to each question, which is scored against the row's answer (`vla_rl.scoring` has the scorers).
+Some rows are held out for validation before the first update and after the last. Every row is checked before anything
+starts; an error names the row that lacks a field, has an empty question, or does not fit the policy's context.
 """
 
 import asyncio
@@ -48,28 +48,28 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     )
 
     policy: str = "Qwen/Qwen3-0.6B"
-    """Folder of the checkpoint to start from, or its id on the hub: any causal language model with a chat template."""
+    """Folder or hub id of the checkpoint to start from: any causal language model with a chat template."""
 
     prompts: str = "prompts.jsonl"
-    """A .jsonl or .parquet file, one question a row."""
+    """A .jsonl or .parquet file with one question per row."""
 
     scorer: str = "math"
-    """exact, match, math, code, or "module:function" of your own, `def f(reply: str, row: dict) -> float`."""
+    """exact, match, math, code, or your own function as "module:function": `def f(reply: str, row: dict) -> float`."""
 
     prompt_field: str = "prompt"
-    """Field that is asked: a text, or a list of messages with role and content."""
+    """Field with the question: a text, or a list of messages with role and content."""
 
     answer_field: str = "answer"
-    """Field that the scorer compares with."""
+    """Field with the answer that the scorer compares with."""
 
     system: str = ""
-    """Said first, as the system; the format that an answer is to have, for example."""
+    """System message at the start of each conversation, such as the format of an answer. Empty: none."""
 
     num_validation: int = 64
-    """Rows that are held out from training, and asked before the first update and after the last; 0 for none."""
+    """Rows held out from training, for validation before the first update and after the last. 0: none."""
 
     num_tries: int = 4
-    """At each of them."""
+    """Episodes of each held-out row."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,25 +78,27 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
 
     @property
     def max_reply(self) -> int:
-        """Tokens of a reply at most."""
+        """Maximum number of tokens in a reply."""
         return min(self.engine.max_reply, self.chat.max_reply or self.engine.max_reply)
 
 
 def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
-    """Row numbers to train on, and those that are held out, drawn by the run's seed. Raises: DataError for a file that
-    cannot be read, a row without a field, or too few rows."""
+    """Return the row numbers to train on and those that are held out, drawn by the run's seed.
+
+    Raises: DataError for a file that cannot be read, a row without a field, or too few rows.
+    """
     rows = list(range(len(read_prompts(config.prompts, (config.prompt_field, config.answer_field)))))
     if len(rows) <= config.num_validation:
         raise DataError(
             f"{config.prompts} has {len(rows)} rows and num_validation={config.num_validation} of them are held out, "
-            "expected more rows, so that some are left to train on; hold out fewer"
+            "which leaves none to train on; hold out fewer, or add rows"
         )
     random.Random(derive_seed(config.run.seed, "held-out rows")).shuffle(rows)
     return sorted(rows[config.num_validation :]), sorted(rows[: config.num_validation])
 
 
 def starts_of(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskStart]:
-    """One start for each row. Raises: ConfigError for a scorer that there is not."""
+    """Return one start for each row. Raises: ConfigError if there is no such scorer."""
     kwargs = {
         "data": config.prompts,
         "scorer": config.scorer,
@@ -110,9 +112,11 @@ def starts_of(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskSta
 
 
 def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
-    """Tokens of the longest prompt. Raises: DataError naming the row and the field of a prompt that is neither text nor
-    messages, asks nothing, is refused by the chat template, or fills the policy's context, and of an answer that is no
-    list of tests for the scorer `code`; a reply that finds little room is cut short."""
+    """Check every row; return the number of tokens of the longest prompt. A reply that finds little room is cut short.
+
+    Raises: DataError, with row and field, for a prompt that is neither text nor messages, is empty, is rejected by the chat
+    template, or fills the policy's context, and for an answer that is no list of tests if the scorer is `code`.
+    """
     rows = read_prompts(config.prompts, (config.prompt_field, config.answer_field))
     context = min(model.context_size, config.engine.max_context or model.context_size)
     longest = 0
@@ -124,7 +128,7 @@ def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
             num_tokens = len(model.render(conversation_about(row[config.prompt_field], config.system, label)))
         except ValueError as error:
             raise DataError(
-                f"{label}: {error}; leave the row out, or say it in roles that the template knows"
+                f"{label}: {error}; leave the row out, or use roles that the chat template knows"
             ) from error
         if config.scorer == "code":
             try:
@@ -134,7 +138,7 @@ def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
         if num_tokens >= context:
             raise DataError(
                 f"{label} has {num_tokens} tokens and the context {context}, expected room for at least one token of a "
-                "reply; leave the row out, or take a policy with a longer context"
+                "reply; leave the row out, or use a policy with a longer context"
             )
         longest = max(longest, num_tokens)
     return longest
@@ -163,7 +167,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(TrainingLaunch, GrpoPromptsConfig, main, __doc__ or "")
 
 

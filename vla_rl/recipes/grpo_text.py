@@ -1,8 +1,8 @@
 """A language agent learns to use a tool: `python -m vla_rl.recipes.grpo_text`.
 
-Sums such as 3+8-7=?, with a calculator that does one operation a call: two calls and an answer, in three turns. The base
-that ships (small, made by `sft_text`) knows how to call and half knows when; a right answer that was calculated earns 1.
-`--pipeline ppo`, `dapo`, `gspo` or `cpgd` trains it in another way.
+The tasks are sums such as 3+8-7=?, with a calculator that does one operation per call: two calls and an answer, in three
+turns. The shipped base policy (small, made by `sft_text`) knows how to call the calculator and half knows when; a correct
+answer that was calculated earns 1. `--pipeline ppo`, `dapo`, `gspo` or `cpgd` trains it with another pipeline.
 """
 
 import sys
@@ -30,7 +30,7 @@ from vla_rl.types import EnvSpec, Sampling, derive_seed
 ENV_ID = "text/arithmetic"
 OPERATORS: Final = "+-"
 MOST_DRAWS: Final = 100
-"""For each sum that is wanted; where so many do not find it, there are too few."""
+"""Draws for each wanted sum; if they do not find it, there are too few different sums."""
 
 ARITHMETIC_BASE: Final = Path(vla_rl.__file__).parent / "assets" / "arithmetic_base"
 
@@ -52,23 +52,23 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     )
 
     policy: str = str(ARITHMETIC_BASE)
-    """Folder of the checkpoint to start from, such as `sft_text` leaves, or its id on the hub: any causal language model
-    with a chat template. The default ships, and solves three sums of ten."""
+    """Folder (such as `sft_text` writes) or hub id of the checkpoint to start from: any causal language model with a chat
+    template. The default ships with the package and solves three sums of ten."""
 
     num_operators: int = 2
     """Operations in a sum."""
 
     num_digits: int = 1
-    """Digits of its numbers."""
+    """Digits of each number in a sum."""
 
     num_starts: int = 4096
-    """Draws of sums to train on; of small ones some are the same."""
+    """Draws of sums to train on; some are equal if the sums are small."""
 
     num_validation: int = 64
-    """Different sums that are played before the first update and after the last, and never trained on; 0 for none."""
+    """Different sums for validation before the first update and after the last; they are never trained on. 0: none."""
 
     num_tries: int = 4
-    """At each of them."""
+    """Episodes of each validation sum."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,13 +78,13 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
 
     @property
     def env(self) -> EnvSpec:
-        """What is played."""
+        """Specification of the environment."""
         kwargs = {"num_operators": self.num_operators, "num_digits": self.num_digits, "operators": OPERATORS}
         return EnvSpec(id=ENV_ID, kwargs=kwargs)
 
 
 def training_starts(config: GrpoTextConfig) -> list[TaskStart]:
-    """Sums to train on, none of which is played for validation. Raises: ConfigError where too few are left."""
+    """Return sums to train on, none of them a validation sum. Raises: ConfigError if too few are left."""
     held_out = {_sum_of(config, start.seed) for start in validation_starts(config)}
     seeds: list[int] = []
     for seed in _seeds_of(config, "train", MOST_DRAWS * config.num_starts):
@@ -93,13 +93,13 @@ def training_starts(config: GrpoTextConfig) -> list[TaskStart]:
         if len(seeds) == config.num_starts:
             return _starts(config, seeds)
     raise ConfigError(
-        f"num_validation is {config.num_validation}, which leaves hardly a sum to train on of those with num_operators="
+        f"num_validation is {config.num_validation}, which leaves too few sums to train on of those with num_operators="
         f"{config.num_operators} and num_digits={config.num_digits}; take fewer, or larger sums"
     )
 
 
 def validation_starts(config: GrpoTextConfig) -> list[TaskStart]:
-    """Sums that are no two the same. Raises: ConfigError where there are too few."""
+    """Return different sums for validation. Raises: ConfigError if there are too few."""
     seeds: dict[str, int] = {}
     for seed in _seeds_of(config, "validation", MOST_DRAWS * config.num_validation):
         seeds.setdefault(_sum_of(config, seed), seed)
@@ -118,7 +118,7 @@ def _seeds_of(config: GrpoTextConfig, kind: str, num: int) -> Iterator[int]:
 
 
 def _sum_of(config: GrpoTextConfig, seed: int) -> str:
-    """The text of the sum that the environments draw from a seed."""
+    """Return the text of the sum that the environment draws from a seed."""
     return draw_problem(
         seed, num_operators=config.num_operators, num_digits=config.num_digits, operators=OPERATORS
     ).text
@@ -130,7 +130,7 @@ def _starts(config: GrpoTextConfig, seeds: Sequence[int]) -> list[TaskStart]:
 
 
 def validation_of(config: GrpoTextConfig) -> Validation | None:
-    """What the run is judged by."""
+    """Return the validation of the run; None if `num_validation` is 0."""
     if config.num_validation == 0:
         return None
     starts = validation_starts(config)
@@ -153,7 +153,7 @@ async def main(command: Command[TrainingLaunch, GrpoTextConfig]) -> int:
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(TrainingLaunch, GrpoTextConfig, main, __doc__ or "")
 
 

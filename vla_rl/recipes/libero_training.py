@@ -1,6 +1,6 @@
-"""What all LIBERO recipes that train share: which tasks to play, with which base policy, and what to do with that.
+"""Settings and steps that all training recipes for LIBERO share: tasks, base policy, held-out episodes, training.
 
-A recipe is this with other defaults: `srpo_libero`, `grpo_libero`, `ppo_libero`.
+`srpo_libero`, `grpo_libero` and `ppo_libero` are this with other defaults.
 """
 
 import asyncio
@@ -41,30 +41,31 @@ if TYPE_CHECKING:
 
 
 BASE_POLICY_STEP_LIMIT: Final = 160
-"""Two of 212 greedy successes of what it became took longer: docs/pipelines/data/published_limits_judged.jsonl."""
+"""Control steps. Only 2 of 212 greedy successes of the trained base policy took longer:
+docs/pipelines/data/published_limits_judged.jsonl."""
 
 MOST_TRAINED: Final = 100_000
-"""Starts of a task that a run can be told to train on; beyond it there is only a mistyped number."""
+"""Maximum of `train_init_states`; a larger number is probably a typing mistake."""
 
 
 class HeldOutConfig(Config, frozen=True, kw_only=True):
-    """Greedy episodes before the first update and after the last, from starts that training never sees."""
+    """Greedy episodes before the first update and after the last, from starts that are never trained on."""
 
     init_states: str | None = "40-49,1000-1023"
-    """Starts of each task, such as 40-49 of LIBERO's own or 1000-1023 of drawn ones; none plays no such episodes."""
+    """Starts of each task: LIBERO's own, such as 40-49, or drawn ones, such as 1000-1023. None: no held-out episodes."""
 
     scene_seeds: str = "0"
-    """Seeds of where fixtures stand, such as 1-3; each makes every episode once more."""
+    """Seeds of the positions of fixtures, such as 1-3. Every episode is run once for each seed."""
 
     step_limit: int | None = None
-    """Control steps after which such an episode is a failure; none for each suite's published limit."""
+    """Control steps after which a held-out episode is a failure. None: each suite's published limit."""
 
     physics: Literal["fast", "exact"] = "exact"
-    """LIBERO's own, or the fast one of training."""
+    """exact: LIBERO's own physics, as evaluations use; fast: the quicker one of training."""
 
 
 class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
-    """Reinforcement learning on LIBERO's tasks; the defaults are for the small policy that ships."""
+    """Reinforcement learning on LIBERO's tasks; the defaults are for the small shipped policy."""
 
     group_size: int = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
@@ -73,57 +74,57 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     )
 
     temperature: float = 0.3
-    """Of the policy's distribution over actions, in rollout and in training alike. The higher, the further from the
-    likeliest actions, which are what is judged, is what is tried and learnt."""
+    """Sampling temperature for rollout and training, above 0. Higher explores further from the greedy action, which
+    evaluation uses."""
 
     tasks: tuple[str, ...] = ("libero_object/1,6", "libero_goal/7")
-    """Suites, such as libero_goal, or some of a suite's tasks in LIBERO's own order, such as libero_goal/0-3,7."""
+    """Suites, such as libero_goal, or some of a suite's tasks by LIBERO's numbers, such as libero_goal/0-3,7."""
 
     train_init_states: int = 40
-    """The first so many starts of each task are trained on, the rest stay unseen: LIBERO's fixed initial states and then,
-    where it ships no more, starts that are drawn from the task's regions."""
+    """Number of starts of each task to train on, from the first on; the rest stay unseen. Starts are LIBERO's fixed initial
+    states, and beyond them drawn from the task's regions."""
 
     step_limit: int | None = None
-    """Control steps after which a training episode is a failure. None: 160 for the policy that ships, which needs half as
-    many where it succeeds, else each suite's published limit."""
+    """Control steps after which a training episode is a failure. None: 160 for the shipped policy, whose successes take
+    about half as many, else each suite's published limit."""
 
     image_size: int | None = None
-    """Side in pixels of the cameras' pictures; the policy resizes them to its own. None: 84 for the policy that ships, else
-    256, as published policies were taught."""
+    """Side of the camera images in pixels; the policy resizes them to its input. None: 84 for the shipped policy, else 256,
+    as published policies were trained."""
 
     physics: Literal["fast", "exact"] = "fast"
-    """`fast`: several times as many control steps a second, to train with; `exact`: LIBERO's own, as evaluations have it."""
+    """`fast`: several times as many control steps per second, for training; `exact`: LIBERO's own, as evaluations use."""
 
     quality: Literal["fast", "exact"] | None = None
-    """Of the pictures: `exact`: LIBERO's own, which published policies were taught with; `fast`: a plainer robot at a
-    fraction of the cost, for policies that were taught with it. None: `fast` for the policy that ships, else `exact`."""
+    """Rendering quality. `exact`: LIBERO's own, which published policies were trained with; `fast`: a plainer robot at a
+    fraction of the cost, for policies that were trained with it. None: `fast` for the shipped policy, else `exact`."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, stand-ins for the
-    policy that ships, which was trained on them, and LIBERO's own for any other (stand-ins if those are not installed)."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that is not set, stand-ins for
+    the shipped policy, which was trained on them, and LIBERO's own for others (stand-ins if those are not installed)."""
 
     policy: str = str(BASE_POLICY)
-    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from; the shipped one half learnt tasks 1, 6
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. The shipped one is half trained on tasks 1, 6
     and 8 of libero_object and task 7 of libero_goal."""
 
     policy_format: CheckpointFormat = CheckpointFormat()
     lora_rank: int | None = None
-    """Rank of new adapters that are trained instead of the weights, such as 32. None begins no adapters."""
+    """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new adapters."""
 
     lora_alpha: int = 16
-    """The adapters' share is alpha / rank."""
+    """Scale of the adapters, which are weighted by alpha / rank."""
 
     lora_targets: Literal["hidden", "all-linear"] = "hidden"
-    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: as OpenVLA's and OpenVLA-OFT's
-    fine-tuning, also the output head and the convolutions that cut patches."""
+    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: also the output head and the
+    patch convolutions, as in OpenVLA's and OpenVLA-OFT's fine-tuning."""
 
     recompute_activations: bool = False
-    """Compute the policy's activations a second time in the backward pass in place of keeping them."""
+    """Recompute the policy's activations in the backward pass instead of storing them: less memory, more computation."""
 
     held_out: HeldOutConfig = HeldOutConfig()
 
     simulators: SimulatorConfig = SimulatorConfig(num_envs=2 * (os.cpu_count() or 1), rss_limit_mb=4000)
-    """Two for each core: half of them wait for the policy, which learns meanwhile."""
+    """Simulator processes; two for each core by default, because half of them wait for the policy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,17 +140,17 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     @property
     def played(self) -> tuple[Task, ...]:
-        """The tasks that `tasks` names."""
+        """Tasks that `tasks` names."""
         return tasks_in(self.tasks, "tasks")
 
     @property
     def picture_size(self) -> int:
-        """The side that is drawn."""
+        """Side in pixels of the rendered images."""
         return picture_size_for(self.policy, self.image_size)
 
     @property
     def pictures(self) -> Literal["fast", "exact"]:
-        """The quality that is drawn in."""
+        """Quality of the rendered images."""
         return quality_for(self.policy, self.quality)
 
     @property
@@ -159,12 +160,12 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     @property
     def trained_step_limit(self) -> int | None:
-        """Of training episodes; none for each suite's published one."""
+        """Control steps of a training episode; None for each suite's published limit."""
         return self.step_limit or (BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None)
 
 
 def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
-    """Every task from every held-out start, once. Raises: ConfigError for starts that are trained on, or do not exist."""
+    """Return every task from every held-out start, once. Raises: ConfigError if a start is trained on or does not exist."""
     wanted, episodes = config.held_out, list[EpisodeSpec]()
     if wanted.init_states is None:
         return []
@@ -194,7 +195,7 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
 
 
 def starts_of(config: LiberoConfig) -> list[TaskStart]:
-    """Every task from every initial state that is trained on."""
+    """Return every task from every initial state that is trained on."""
     starts = []
     for task in config.played:
         kwargs = {
@@ -214,13 +215,13 @@ def starts_of(config: LiberoConfig) -> list[TaskStart]:
 
 
 def starting_policy(config: LiberoConfig) -> "VlaPolicy":
-    """The policy before its first update. Raises: ConfigError for one that has no likelihood; CheckpointError."""
+    """Load the policy to train. Raises: ConfigError if it gives no likelihood of its actions; CheckpointError."""
     policy = load_policy(config.policy, config.policy_format, config.run.device)
     require_for_libero(policy, config.policy)
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
             f"{config.policy} has a diffusion head, which gives no likelihood of its actions; reinforcement learning needs "
-            "one: take a checkpoint with tokens or an L1 head, and `sft_libero` for this one"
+            "one: use a checkpoint with tokens or an L1 head, or train this one with `sft_libero`"
         )
     if config.lora_rank is not None:
         from vla_rl.models.prismatic.config import LoraConfig
@@ -238,17 +239,17 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     about: dict[str, str] = {"tasks": " ".join(config.tasks), "physics": config.physics, "quality": config.pictures}
     if not command.launch.draw:
         assets = _assets_of(config)
-        print(f"LIBERO's assets are those in {assets.path} ({assets.source})", flush=True)
+        print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
         if is_base_policy(config.policy) and assets.source != STAND_INS:
             print(
-                "the policy that ships was trained on stand-ins and does worse on these (--assets stand-ins)",
+                "the shipped policy was trained on stand-ins and does worse on these assets; use --assets stand-ins",
                 flush=True,
             )
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
     held_out = held_out_episodes(config)
     print(_split_of(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
-    print(f"starting from the policy in {config.policy}; pictures in the quality {config.pictures}", flush=True)
+    print(f"starting from the policy in {config.policy}; rendering quality {config.pictures}", flush=True)
     print(described(model), flush=True)
     return await launch(
         command,
@@ -280,7 +281,7 @@ def _split_of(config: LiberoConfig) -> str:
         f"{_limit_in_words(config.trained_step_limit)}"
     )
     if wanted.init_states is None:
-        return f"{trained}; no held-out episodes are played (--held-out.init-states 40-49 plays some)"
+        return f"{trained}; no held-out episodes (--held-out.init-states 40-49 adds some)"
     return (
         f"{trained}; held out are {wanted.init_states}, scene seeds {wanted.scene_seeds}, {wanted.physics} physics, up to "
         f"{_limit_in_words(wanted.step_limit)}"

@@ -1,7 +1,7 @@
 """PPO on LIBERO: `python -m vla_rl.recipes.ppo_libero`.
 
-The same episodes and policy as `srpo_libero`, with a critic on what the policy sees: every action chunk gets an advantage
-of its own, and groups need not be mixed to teach.
+The same episodes and policy as `srpo_libero`, with a critic on the policy's observations: every action chunk gets its own
+advantage, and a group need not mix successes and failures to give a learning signal.
 """
 
 import sys
@@ -20,13 +20,13 @@ class PpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
     pipeline: str = "embodied_ppo"
     advantage: AdvantageConfig = AdvantageConfig(name="gae")
     group_size: int = 1
-    """Episodes from the same start; a critic compares them with its own expectation, so one is enough."""
+    """Episodes from each start. One is enough, because the critic's estimate is the baseline."""
 
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(TrainingLaunch, PpoLiberoConfig, main, __doc__ or "")
 
 

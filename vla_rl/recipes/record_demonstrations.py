@@ -1,11 +1,11 @@
-"""Record demonstrations of LIBERO's scripted experts: `python -m vla_rl.recipes.record_demonstrations --out demos`.
+"""Record demonstrations by the scripted experts for LIBERO: `python -m vla_rl.recipes.record_demonstrations --out demos`.
 
-Beside each task's folder, `<task_id>.settings.json` says how it was recorded; a later run with other settings is refused.
-One compressed `.npz` for each successful episode, `<out>/<suite>/<task_id>/<number>.npz`: image, wrist_image, state,
+Each successful episode becomes one compressed `.npz`, `<out>/<suite>/<task_id>/<number>.npz`: image, wrist_image, state,
 action (the expert's own), executed_action (with noise), one row for each control step, and the instruction.
-Nothing is pickled: `numpy.load(path)` reads it.
+`numpy.load(path)` reads it; nothing is pickled. `<task_id>.settings.json` beside a task's folder holds the settings of the
+recording; a later run with other settings is rejected.
 
-Several tasks are recorded side by side with `--workers`, each worker in a process of its own.
+`--workers` records several tasks at the same time, in one process each.
 """
 
 import asyncio
@@ -32,58 +32,59 @@ from vla_rl.types import Config, EnvSpec, derive_seed
 
 
 class RecordConfig(Config, frozen=True, kw_only=True):
-    """Which episodes to record, and how."""
+    """The episodes to record, and how to record them."""
 
     out: str = "demos"
-    """Folder to write into."""
+    """Folder that the demonstrations are written to."""
 
     suite: str = "libero_object"
     """Suite of the tasks. The experts solve nearly all of libero_object, libero_spatial and libero_goal, and most of
     libero_10 and libero_90."""
 
     task_ids: tuple[int, ...] = (1,)
-    """Which tasks of the suite."""
+    """Numbers of the suite's tasks to record."""
 
     init_state_ids: tuple[int, ...] | None = None
-    """Initial states to start from, in turn; none for the first `num_init_states`."""
+    """Initial states to start from, in turn. None: the first `num_init_states`."""
 
     scene_seeds: tuple[int, ...] = (0,)
-    """Seeds of what initial states leave open (where fixtures stand); a task's demonstrations are shared out among them."""
+    """Seeds of what initial states leave open, the positions of fixtures. Each gets an equal share of the demonstrations."""
 
     num: int = 20
     """Successful episodes to record for each task."""
 
     num_init_states: int = 40
-    """The first so many initial states are used, in turn; the rest stay unseen for evaluation."""
+    """Number of initial states to use, in turn, from the first on; the rest stay unseen for evaluation."""
 
     noise: float = 0.25
-    """Correlated noise on the executed actions, in units of a full command; the recorded actions stay clean."""
+    """Correlated noise on the executed actions, 0 to 1 (a full command). The recorded `action` has none."""
 
     image_size: int = 224
-    """Height and width of the pictures, in pixels."""
+    """Height and width of the images, in pixels."""
 
     wrist_image: bool = True
-    """Record the camera in the hand too; without it an episode takes two thirds of the time."""
+    """Record the wrist camera too. Without it an episode takes two thirds of the time."""
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, LIBERO's own, or
     stand-ins if those are not installed."""
 
     physics: Literal["fast", "exact"] = "fast"
-    """How the simulator computes; fast is what training plays."""
+    """Physics of the simulator: exact gives robosuite's results bit for bit; fast equals them up to rounding. Training uses
+    fast by default."""
 
     quality: Literal["fast", "exact"] = "exact"
-    """Of the pictures; a policy has to see those that it was taught with. `fast` draws a plainer robot at a fraction of the
-    cost."""
+    """Rendering quality. fast draws a plainer robot at a fraction of the cost. Evaluate a policy with the quality it was
+    trained with."""
 
     seed: int = 0
     """Seed of the noise."""
 
     workers: int = 1
-    """Processes that record tasks side by side."""
+    """Processes that record tasks at the same time."""
 
     def __post_init__(self) -> None:
-        self.require(self.suite in SUITES, "suite", f"one of {', '.join(SUITES)}, which the experts play")
+        self.require(self.suite in SUITES, "suite", f"one of {', '.join(SUITES)}, which have experts")
         self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
         self.require(len(self.scene_seeds) > 0, "scene_seeds", "at least one seed")
         self.require(min(self.scene_seeds) >= 0, "scene_seeds", "seeds >= 0")
@@ -98,37 +99,38 @@ class RecordConfig(Config, frozen=True, kw_only=True):
 
 
 def folder_of(config: RecordConfig, task_id: int) -> Path:
-    """Where the demonstrations of a task are."""
+    """Return the folder of a task's demonstrations."""
     return Path(config.out) / config.suite / str(task_id)
 
 
 def settings_file_of(config: RecordConfig, task_id: int) -> Path:
-    """The file that says how a task's demonstrations were recorded."""
+    """Return the file that holds the settings of a task's demonstrations."""
     folder = folder_of(config, task_id)
     return folder.with_name(f"{folder.name}.settings.json")
 
 
 def check_settings(config: RecordConfig, assets: Assets) -> dict[str, Any]:
-    """Check that every task's folder can take more demonstrations, and give how they are recorded. Writes nothing.
+    """Check that every task's folder can take more demonstrations; return the settings to record with. Writes nothing.
 
-    Raises: ConfigError if a folder holds some that were recorded otherwise, or in an unknown way.
+    Raises: ConfigError if a folder holds demonstrations with other or unknown settings.
     """
     names = set(RecordConfig.__struct_fields__) - {"out", "suite", "task_ids", "num", "workers", "assets"}
     settings = {name: getattr(config, name) for name in sorted(names)} | {"assets": str(assets.path)}
-    if len(config.scene_seeds) > 1:  # which share of them each seed has
+    if len(config.scene_seeds) > 1:  # the number decides how many each seed gets
         settings["num"] = config.num
     for task_id in config.task_ids:
         folder, record = folder_of(config, task_id), settings_file_of(config, task_id)
         if not record.exists() and any(folder.glob("*.npz")):
             raise ConfigError(
-                f"{folder} holds demonstrations, but {record} is not there to say how; choose another folder"
+                f"{folder} holds demonstrations, but {record}, their settings, is missing; choose another folder (--out)"
             )
         refuse_other_conditions(record, settings)
     return settings
 
 
 def note_settings(config: RecordConfig, assets: Assets) -> None:
-    """Write beside each task's folder how its demonstrations are recorded. Raises: ConfigError, as `check_settings`."""
+    """Write the settings of the recording beside each task's folder. Raises: ConfigError as `check_settings` does, or if
+    they cannot be written."""
     settings = check_settings(config, assets)
     for task_id in config.task_ids:
         folder, record = folder_of(config, task_id), settings_file_of(config, task_id)
@@ -142,7 +144,7 @@ def note_settings(config: RecordConfig, assets: Assets) -> None:
 
 
 def record_task(config: RecordConfig, task_id: int) -> int:
-    """Record one task; returns how many episodes it took, failures included.
+    """Record one task; return the number of episodes that were run, failures included.
 
     Raises: `RuntimeError` if more than half of the episodes failed.
     """
@@ -192,21 +194,21 @@ def _env_of(config: RecordConfig, task_id: int) -> EnvSpec:
 
 
 def _play_one(config: RecordConfig, env: LiberoEnv, number: int) -> Demonstration:
-    """Play the episode of this number, which fixes its start and its noise."""
+    """Run the episode of this number; the number determines its start and its noise."""
     starts = config.init_state_ids or tuple(range(config.num_init_states))
     seed = derive_seed(config.seed, env.task.task_id, number)
     return record_demonstration(env, starts[number % len(starts)], config.noise, seed)
 
 
 def main(command: Command[Launch, RecordConfig]) -> int:
-    """Record every task of the configuration, saying how it goes."""
+    """Record every task of the configuration and print the progress."""
     config = command.config
     print(f"{config.num} demonstrations of each of {config.suite}'s tasks {list(config.task_ids)}, into {config.out}")
     assets = find_assets(config.assets)
     if command.launch.dry_run:
         check_settings(config, assets)
         asyncio.run(open_each([_env_of(config, task_id) for task_id in config.task_ids], SimulatorConfig()))
-        print("everything that would be read was found")
+        print("everything that the command would read was found")
         return 0
     note_settings(config, assets)
     spawned = multiprocessing.get_context("spawn")
@@ -215,7 +217,7 @@ def main(command: Command[Launch, RecordConfig]) -> int:
         jobs = {processes.submit(record_task, config, task_id): task_id for task_id in config.task_ids}
         for job in as_completed(jobs):
             if job.exception() is not None:
-                processes.shutdown(wait=False, cancel_futures=True)  # what has begun ends, nothing more begins
+                processes.shutdown(wait=False, cancel_futures=True)  # running tasks finish, no other starts
             task_id, num_played = jobs[job], job.result()
             progress.advance(bar)
             files = sorted(folder_of(config, task_id).glob("*.npz"))[: config.num]
@@ -227,7 +229,7 @@ def main(command: Command[Launch, RecordConfig]) -> int:
 
 
 def cli() -> int:
-    """The command line. No event loop: nothing here waits for anything but the recording processes."""
+    """Run the command line; return the exit status. Needs no event loop: it only waits for the recording processes."""
     try:
         return main(parse_command(Launch, RecordConfig, __doc__ or ""))
     except (VlaRlError, OSError, RuntimeError) as error:

@@ -1,15 +1,15 @@
-"""Supervised learning from demonstrations: `python -m vla_rl.recipes.sft_libero --demonstrations demos --out base`.
+"""Train a policy from demonstrations: `python -m vla_rl.recipes.sft_libero --demonstrations demos --out base`.
 
-Reads what `record_demonstrations` wrote, LIBERO's HDF5 files or a LeRobotDataset, and trains a small policy
-from random weights, or a checkpoint:
+Reads the files of `record_demonstrations`, LIBERO's HDF5 files or a LeRobotDataset, and trains a small policy from random
+weights, or a checkpoint:
 
     ... --from openvla/openvla-7b --policy-family openvla_oft --lora-rank 32 --augment --statistics data
-    ... --from CHECKPOINT --policy-family continuous        L1 error of a continuous head, in place of cross-entropy
+    ... --from CHECKPOINT --policy-family continuous        L1 error of a continuous head instead of cross-entropy
     ... --from openvla/openvla-7b --policy-family continuous --new-parts action_head proprio_projector --statistics data
                                                             the same from a checkpoint without such a head
 
-Every control step is one sample: what was seen, and the chunk of actions from there on. The checkpoint is in the public
-layout, adapters merged into its weights, and `eval_libero` and `srpo_libero --policy` start from it.
+Every control step is one sample: the observation, and the chunk of actions from there on. The checkpoint is written in the
+public layout, with adapters merged into its weights; `eval_libero` and `srpo_libero --policy` read it.
 """
 
 import asyncio
@@ -53,65 +53,65 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Supervised learning of a policy."""
 
     demonstrations: str = "demos"
-    """Data set: a LeRobotDataset's folder, or a folder of LIBERO's .hdf5 files or of our .npz files."""
+    """Folder of the data set: a LeRobotDataset, LIBERO's .hdf5 files, or .npz files of `record_demonstrations`."""
 
     data: DatasetOptions = DatasetOptions()
 
     checkpoint: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """Folder or hub id of the checkpoint to start from; none for a small policy with random weights (`--tiny-head`)."""
+    """Folder or hub id of the checkpoint to start from. None: a small policy with random weights (`--tiny-head`)."""
 
     tiny_head: Literal["tokens", "l1", "diffusion"] = "tokens"
-    """Head of the small policy: tokens learns by cross-entropy, l1 by the L1 error, diffusion by that of the noise."""
+    """Head of the small policy. The loss of tokens is cross-entropy, of l1 the L1 error, of diffusion that of the noise."""
 
     new_parts: tuple[NewPart, ...] = ()
-    """Parts that the checkpoint lacks and training begins with: action_head (with --policy-family continuous, for numbers in
-    place of tokens), proprio_projector, noisy_action_projector (with --head diffusion), film."""
+    """Parts that the checkpoint lacks, added with new weights: action_head (with --policy-family continuous, for continuous
+    actions instead of tokens), proprio_projector, noisy_action_projector (with --head diffusion), film."""
 
     out: str = "base"
-    """Folder of the checkpoint; must not exist yet."""
+    """Folder that the checkpoint is written to. It must not exist yet."""
 
     save_every: int | None = None
-    """Also save after this many updates again and again, to `<out>-000500` and so on; none saves the last weights only, or
-    those of the update that Ctrl-C stops it at."""
+    """Also save every this many updates, to `<out>-000500` and so on. None: save only the last weights, or those of the
+    update at which Ctrl-C stops the training."""
 
     lora_rank: int | None = None
-    """Rank of new adapters that are trained instead of the weights, such as 32. None begins no adapters."""
+    """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new adapters."""
 
     lora_alpha: int = 16
-    """The adapters' share is alpha / rank."""
+    """Scale of the adapters, which are weighted by alpha / rank."""
 
     lora_targets: Literal["hidden", "all-linear"] = "hidden"
-    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: as OpenVLA's and OpenVLA-OFT's
-    fine-tuning, also the output head and the convolutions that cut patches."""
+    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: also the output head and the
+    patch convolutions, as in OpenVLA's and OpenVLA-OFT's fine-tuning."""
 
     statistics: Literal["policy", "data"] = "policy"
-    """What scales actions and proprioception: the policy's own statistics, or the 1st and 99th percentile of these data
-    (with `from` and `normalization` bounds: their ends),
-    which are saved under `norm_key`, or under the name of the data's folder."""
+    """Statistics that scale actions and proprioception. policy: its own; data: the 1st and 99th percentile of these data
+    (their minimum and maximum with `from` and `normalization` bounds), saved under `norm_key`, or else under the name of the
+    data's folder."""
 
     augment: bool = False
-    """Change frames at random (crop, brightness, contrast, saturation, hue), each camera by draws of its own."""
+    """Augment frames at random (crop, brightness, contrast, saturation, hue), each camera with its own draws."""
 
     augmentation: AugmentationConfig = AugmentationConfig()
-    """How far, where `augment` is set."""
+    """Strength of the augmentation, if `augment` is set."""
 
     updates: int = 3600
     """Optimizer steps."""
 
     batch: int = 8
-    """Samples in one optimizer step; many small steps teach more than few large ones."""
+    """Samples in one optimizer step. Many small steps train better than few large ones."""
 
     imitation: ImitationConfig = ImitationConfig(
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=3600), micro_batch=8
     )
     recompute_activations: bool = False
-    """Compute activations a second time in the backward pass in place of keeping them: less memory, more work."""
+    """Recompute activations in the backward pass instead of storing them: less memory, more computation."""
 
     torch_threads: int = 1
-    """Threads to compute with on a CPU."""
+    """Threads for the computation on a CPU."""
 
     seed: int = 0
-    """Of the first weights, of the order of the samples and of the augmentation."""
+    """Seed of the initial weights, the order of the samples and the augmentation."""
 
     def __post_init__(self) -> None:
         for field in ("updates", "batch", "torch_threads"):
@@ -124,12 +124,12 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
             for name in (*CheckpointFormat.__struct_fields__, "new_parts"):
                 given, default = getattr(self, name), getattr(_NOTHING_SAID, name, ())
                 self.require(
-                    given == default, name, "nothing without --from: it speaks of the checkpoint to start from"
+                    given == default, name, "the default without --from: it describes the checkpoint to start from"
                 )
 
 
 def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) -> "VlaPolicy":
-    """What is trained, before its first update. Raises: ConfigError, CheckpointError."""
+    """Load or create the policy to train. Raises: ConfigError, CheckpointError."""
     found = statistics_of(episodes) if config.statistics == "data" else None
     if config.checkpoint is None:
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
@@ -150,7 +150,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
 
 
 def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
-    """The data set. Raises: ConfigError saying what is wrong with it."""
+    """Open the data set. Raises: ConfigError if it cannot be read."""
     try:
         return open_dataset(Path(config.demonstrations), config.data)
     except DataError as error:
@@ -158,14 +158,14 @@ def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
 
 
 def folders_of(config: SftLiberoConfig) -> dict[int, Path]:
-    """Where the weights are saved after how many updates."""
+    """Return the folder of each save, by the number of updates before it."""
     on_the_way = range(config.save_every, config.updates, config.save_every) if config.save_every else []
     folders = {number: folder_after(Path(config.out), number) for number in on_the_way}
     return {**folders, config.updates: Path(config.out)}
 
 
 async def main(command: Command[Launch, SftLiberoConfig]) -> int:
-    """Train and save."""
+    """Train the policy and save it; return the exit status."""
     config = command.config
     require_new(*folders_of(config).values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
@@ -179,7 +179,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     print(f"{trained} of {sum(parameter.numel() for parameter in policy.network.parameters())} parameters are trained")
     if command.launch.dry_run:
         await asyncio.to_thread(samples.read_one_of_each_episode)
-        print("everything that would be read was found")
+        print("everything that the command would read was found")
         return 0
     order = random.Random(derive_seed(config.seed, "samples"))
     async with DeviceLane(config.torch_threads) as lane:
@@ -204,17 +204,17 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         if status == 0:
             chosen = order.sample(range(len(samples)), k=min(256, len(samples)))
             seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
-            print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on what it was taught")
+            print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on the training data")
     return status
 
 
 def _save(policy: "VlaPolicy", folder: Path) -> None:
-    """Write a checkpoint that anybody's code can load: adapters become part of the weights."""
+    """Write a checkpoint in the public layout, with adapters merged into the weights."""
     (policy.merged() if policy.config.lora is not None else policy).save(folder)
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(Launch, SftLiberoConfig, main, __doc__ or "")
 
 

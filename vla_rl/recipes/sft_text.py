@@ -1,8 +1,8 @@
-"""A small language policy that half knows a task: `python -m vla_rl.recipes.sft_text --out base`.
+"""Train a small language policy that half knows a task: `python -m vla_rl.recipes.sft_text --out base`.
 
-Supervised learning of conversations about sums, with mistakes in them (`arithmetic_mix`), from random weights: the tokenizer
-is taught on the same conversations. What comes out is the base that `grpo_text` improves, in Hugging Face's layout.
-Takes minutes of one core. `--task arithmetic_pair` teaches the conversations of both agents of `grpo_pair` (`pair_mix`).
+Supervised learning from random weights on conversations about sums that contain mistakes (`arithmetic_mix`); the tokenizer
+is trained on the same conversations. The result is the base policy that `grpo_text` improves, in Hugging Face's layout.
+It takes minutes on one core. `--task arithmetic_pair` uses conversations of both agents of `grpo_pair` (`pair_mix`).
 """
 
 import asyncio
@@ -30,39 +30,39 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     """Supervised learning of a small language policy."""
 
     out: str = "base"
-    """Folder of the checkpoint; must not exist yet."""
+    """Folder that the checkpoint is written to. It must not exist yet."""
 
     seed: int = 0
-    """Of the weights and the conversations."""
+    """Seed of the weights and the conversations."""
 
     shape: TinyConfig = TinyConfig(
         hidden_size=64, num_layers=2, num_heads=2, intermediate_size=256, vocab_size=512, context_size=256
     )
-    """Heads of 32 numbers are the smallest that vLLM's CPU kernels know."""
+    """Sizes of the network. Heads of 32 dimensions are the smallest that vLLM's CPU kernels support."""
 
     task: Literal["arithmetic", "arithmetic_pair"] = "arithmetic"
     """arithmetic: one agent solves sums, for `grpo_text`; arithmetic_pair: a solver and a checker, for `grpo_pair`."""
 
     num_operators: int = 2
-    """Operations in a sum; as many as the environment's, or fewer."""
+    """Operations in a sum: at most as many as in the environment."""
 
     num_digits: int = 1
-    """Digits of its numbers."""
+    """Digits of each number in a sum."""
 
     operators: str = "+-"
-    """Operations to draw from."""
+    """Operators to draw from."""
 
     mistakes: float = 0.35
-    """Probability that a turn goes wrong."""
+    """Probability of a mistake in a turn, from 0 to below 1."""
 
     updates: int = 4000
     """Optimizer steps."""
 
     batch: int = 8
-    """Conversations in one step, each seen once; many small steps teach more than few large ones."""
+    """Conversations in one optimizer step; each is used once. Many small steps train better than few large ones."""
 
     print_every: int = 100
-    """Updates between two lines about the loss."""
+    """Updates between two printed lines with the loss."""
 
     imitation: ImitationConfig = ImitationConfig(
         optimizer=OptimizerConfig(lr=4e-3, warmup_steps=50, decay_steps=4000, betas=(0.9, 0.98), weight_decay=0.01),
@@ -70,7 +70,7 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     )
 
     torch_threads: int = 1
-    """Threads to compute with."""
+    """Threads for the computation on a CPU."""
 
     def __post_init__(self) -> None:
         self.require(0.0 <= self.mistakes < 1.0, "mistakes", "a probability below 1")
@@ -79,7 +79,7 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
 
 
 def conversation_of(config: SftTextConfig, number: int) -> tuple[Message, ...]:
-    """The conversation of this number."""
+    """Make the conversation of this number."""
     made = pair_conversation if config.task == "arithmetic_pair" else conversation
     return made(
         derive_seed(config.seed, "conversation", number),
@@ -91,14 +91,14 @@ def conversation_of(config: SftTextConfig, number: int) -> tuple[Message, ...]:
 
 
 def untaught_policy(config: SftTextConfig) -> CausalLanguageModel:
-    """Random weights, and a tokenizer that knows how these conversations are written."""
+    """Create a policy with random weights and a tokenizer that is trained on such conversations."""
     blank = tiny(config.shape, (), config.seed)
     texts = [blank.text_of(conversation_of(config, number), TOOLS) for number in range(NUM_TOKENIZER_TEXTS)]
     return tiny(config.shape, texts, config.seed)
 
 
 async def teach_policy(config: SftTextConfig, policy: CausalLanguageModel) -> int:
-    """Make all updates and save the weights; returns the exit status."""
+    """Make all updates and save the weights; return the exit status."""
     async with DeviceLane(config.torch_threads) as lane:
         imitator = Imitator(policy, lane, config.imitation)
 
@@ -115,7 +115,7 @@ async def teach_policy(config: SftTextConfig, policy: CausalLanguageModel) -> in
         async def save(folder: Path) -> None:
             await lane.run(policy.save, folder, work="checkpoint")
 
-        return await teach(config.updates, batch, learn, save, Path(config.out), description="teaching")
+        return await teach(config.updates, batch, learn, save, Path(config.out), description="training")
 
 
 def _lessons(policy: CausalLanguageModel, chats: Sequence[Sequence[Message]]) -> list[Demonstration]:
@@ -123,14 +123,15 @@ def _lessons(policy: CausalLanguageModel, chats: Sequence[Sequence[Message]]) ->
 
 
 async def main(command: Command[Launch, SftTextConfig]) -> int:
-    """Teach, and save."""
+    """Train the policy and save it; return the exit status."""
     config = command.config
     require_new(Path(config.out))
     policy = untaught_policy(config)
     num_parameters = sum(parameter.numel() for parameter in policy.network.parameters())
     prompt = policy.render(conversation_of(config, 0)[:1], TOOLS)
     print(
-        f"{num_parameters} parameters, {len(prompt)} tokens to a prompt; it will be saved in {config.out}", flush=True
+        f"{num_parameters} parameters, {len(prompt)} tokens per prompt; the policy will be saved in {config.out}",
+        flush=True,
     )
     if command.launch.dry_run:
         return 0
@@ -138,7 +139,7 @@ async def main(command: Command[Launch, SftTextConfig]) -> int:
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(Launch, SftTextConfig, main, __doc__ or "")
 
 

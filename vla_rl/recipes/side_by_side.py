@@ -3,9 +3,9 @@
     starts ─► one scheduler ─┬► reaching, in simulators ─► "robot"    ─┐                  ┌─► learner of "robot"
      (kinds take turns)      └► sums with a calculator  ─► "language" ─┴► one buffer ─► one graph ─► learner of "language"
 
-Groups of both kinds are in flight at any time; an update takes whichever are complete, and each policy learns from its own.
-The robot is `srpo_toy`'s, from random weights; the language agent is `grpo_text`'s, from the base that ships. Any
-other two do as well.
+Groups of both kinds are in flight at any time; an update uses those that complete first, and each policy learns from its
+own groups. The robot is that of `srpo_toy`, from random weights; the language agent is that of `grpo_text`, from the shipped
+base policy. Any other two policies work too.
 """
 
 import sys
@@ -35,7 +35,7 @@ ROBOT, LANGUAGE = "robot", "language"
 
 
 class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
-    """The reaching task and sums with a calculator, side by side."""
+    """Reinforcement learning of a robot that reaches and a language agent that solves sums, in one run."""
 
     run: RunConfig = RunConfig(name="side_by_side", updates=24, checkpoint_every=12)
     group_size: int = 8
@@ -48,48 +48,48 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=4, decay_steps=24), entropy_coef=0.01, micro_batch_tokens=8192
     )
-    """Of both policies, but for what the next two say."""
+    """Learner of both policies. The next two fields replace its optimizer and entropy_coef for the language policy."""
 
     language_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, warmup_steps=2)
-    """Of the language policy."""
+    """Optimizer of the language policy."""
 
     language_entropy_coef: float = 0.0
-    """Of the language policy; exploring is what the robot's random weights need."""
+    """Entropy coefficient of the language policy. 0 by default: only the robot's random weights need exploration."""
 
     policy: str = str(grpo_text.ARITHMETIC_BASE)
-    """Folder of the language policy to start from, such as `sft_text` leaves, or its id on the hub."""
+    """Folder (such as `sft_text` writes) or hub id of the language policy to start from."""
 
     num_operators: int = 2
     """Operations in a sum."""
 
     num_digits: int = 1
-    """Digits of its numbers."""
+    """Digits of each number in a sum."""
 
     robot_share: float = 0.5
-    """Of the groups, how many are the robot's."""
+    """Share of the groups that are the robot's, above 0 and below 1."""
 
     num_starts: int = 4096
-    """Starts of an epoch, of both kinds together."""
+    """Number of starts in an epoch, of both kinds together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(0.0 < self.robot_share < 1.0, "robot_share", "between 0 and 1, so that both are played")
+        self.require(0.0 < self.robot_share < 1.0, "robot_share", "between 0 and 1, so that both kinds are run")
         self.require(self.num_starts >= 2, "num_starts", "at least 2, one of each kind")
 
 
 def play_either(limits: ChatLimits) -> Agent:
-    """An agent that plays simulators with the policy "robot", and text environments with "language" or, where several
-    agents share one, with the policy of each by its name.
+    """Return an agent that acts in simulators with the policy "robot" and in text environments with "language".
 
-    Raises while playing: ConfigError where there is no such policy.
+    If several agents share a text environment, each acts with the policy of its name. An episode raises ConfigError if
+    there is no such policy.
     """
 
     async def play(env: Any, policies: Any) -> Trajectory:
         is_text = is_text_task(env.episode.env)
         if not isinstance(policies, Mapping) or not (is_text or ROBOT in policies):
-            names = sorted(policies) if isinstance(policies, Mapping) else "everybody"
+            names = sorted(policies) if isinstance(policies, Mapping) else "all environments"
             raise ConfigError(
-                f"{env.episode.env.id!r} is played by the policy {ROBOT!r}, and there is one for {names}; train a Team "
+                f"{env.episode.env.id!r} needs the policy {ROBOT!r}, but there is only one for {names}; train a Team "
                 f"with the members {ROBOT!r} and {LANGUAGE!r}"
             )
         if not is_text:
@@ -103,7 +103,7 @@ def play_either(limits: ChatLimits) -> Agent:
 
 
 def decided_by(trajectory: Trajectory, name: str) -> Trajectory:
-    """The same episode with a name for who decided, where it had none; that policy learns from it."""
+    """Return the episode with `name` as the agent of decisions that have none; the policy of that name learns from them."""
     steps = tuple(
         msgspec.structs.replace(step, agent=name) if step.agent == DEFAULT_AGENT else step for step in trajectory.steps
     )
@@ -111,7 +111,7 @@ def decided_by(trajectory: Trajectory, name: str) -> Trajectory:
 
 
 def mixed(robot: Sequence[TaskStart], language: Sequence[TaskStart], robot_share: float, num: int) -> list[TaskStart]:
-    """`num` starts of both kinds in this proportion, at least one of each; where there are too few of one, they repeat."""
+    """Return `num` starts of both kinds in this proportion, at least one of each; starts repeat if there are too few."""
     num_robot = min(max(round(robot_share * num), 1), num - 1)
     return [
         *(robot[number % len(robot)] for number in range(num_robot)),
@@ -120,7 +120,7 @@ def mixed(robot: Sequence[TaskStart], language: Sequence[TaskStart], robot_share
 
 
 def starts_of(config: SideBySideConfig) -> list[TaskStart]:
-    """Reaching and sums."""
+    """Return starts of both kinds."""
     sums = grpo_text.GrpoTextConfig(
         run=RunConfig(seed=config.run.seed),
         num_operators=config.num_operators,
@@ -133,7 +133,7 @@ def starts_of(config: SideBySideConfig) -> list[TaskStart]:
 
 
 def team_of(config: SideBySideConfig) -> Team:
-    """Both policies; they learn in every update, each from its own groups."""
+    """Make the team of both policies; each learns in every update from its own groups."""
     speaking = msgspec.structs.replace(
         config.learner, optimizer=config.language_optimizer, entropy_coef=config.language_entropy_coef
     )
@@ -163,7 +163,7 @@ async def main(command: Command[TrainingLaunch, SideBySideConfig]) -> int:
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(TrainingLaunch, SideBySideConfig, main, __doc__ or "")
 
 

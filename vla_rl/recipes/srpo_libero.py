@@ -1,7 +1,7 @@
 """SRPO on LIBERO: `python -m vla_rl.recipes.srpo_libero`.
 
-Plays LIBERO tasks in simulator processes with a small OpenVLA-OFT policy, rewards failures by how near they came to the
-successes of the same update, and updates the policy. Metrics, checkpoints, videos and a trace are left in the run's folder.
+Runs LIBERO tasks in simulator processes with a small OpenVLA-OFT policy, rewards each failure by how near it came to the
+successes of the same update, and updates the policy. The run's folder holds metrics, checkpoints, videos and a trace.
 """
 
 import sys
@@ -18,7 +18,7 @@ class SrpoLiberoConfig(LiberoConfig, frozen=True, kw_only=True):
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(TrainingLaunch, SrpoLiberoConfig, main, __doc__ or "")
 
 

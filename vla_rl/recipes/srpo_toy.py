@@ -1,7 +1,8 @@
-"""The whole machine in two minutes, without LIBERO: `python -m vla_rl.recipes.srpo_toy`.
+"""SRPO on a toy reaching task, in two minutes and without LIBERO: `python -m vla_rl.recipes.srpo_toy`.
 
-The same graph, processes, policy architecture and learner as `srpo_libero`, on a reaching task that costs nothing: move a
-hand into the square of the colour that the instruction names. From random weights, success rises while you watch.
+It has the graph, processes, policy architecture and learner of `srpo_libero`, on a cheap reaching task: move a hand into the
+square of the colour that the instruction names. The policy starts from random weights, and its success rate rises within
+minutes.
 """
 
 import sys
@@ -20,11 +21,11 @@ from vla_rl.types import EnvSpec, derive_seed
 
 ACTION_DIM = 2
 NUM_BINS = 16
-"""Few and coarse actions, so that a random policy finds the squares now and then."""
+"""Values of each action dimension. They are few and coarse, so that a random policy reaches a square now and then."""
 
 STEP_SIZE = 0.25
-"""So that a hand which is pushed towards a square lands in it more often than it jumps over it: with 0.4 a policy that does
-not look at all, and still explores, can succeed in 55 % of its episodes and no more."""
+"""Distance of a full action. Small enough that the hand lands in a square more often than it jumps over it: with 0.4, a
+policy that ignores the image and still explores succeeds in at most 55 % of its episodes."""
 
 
 class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -39,11 +40,11 @@ class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     )
 
     task_ids: tuple[int, ...] = (0,)
-    """Colours to reach: 0 red, 1 green, 2 blue, 3 yellow."""
+    """Colours to reach: 0 is red, 1 green, 2 blue, 3 yellow."""
 
     init_states: tuple[int, ...] = (11, 17, 18, 30)
-    """Which of the 50 fixed starts are played. In these the red square lies in one and the same corner, about as far away
-    along x as along y, which is learnt in minutes; others ask for eyes and ears too."""
+    """Numbers of the starts to use, 0 to 49. In the default ones the red square is in the same corner, about as far away
+    along x as along y, so minutes of training are enough; for others the policy must use the image and the instruction."""
 
     chunk_size: int = 4
     """Control steps in one action chunk."""
@@ -53,7 +54,7 @@ class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
 
 def starts_of(config: SrpoToyConfig) -> list[TaskStart]:
-    """Every colour from every start."""
+    """Return every colour from every start."""
     return [
         TaskStart(
             env=EnvSpec(
@@ -74,7 +75,7 @@ def starts_of(config: SrpoToyConfig) -> list[TaskStart]:
 
 
 def policy_of(config: SrpoToyConfig) -> OpenVlaOft:
-    """A small OpenVLA-OFT with random weights that sees one camera."""
+    """Create a small OpenVLA-OFT with random weights and one camera."""
     shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=config.chunk_size, action_dim=ACTION_DIM)
     shape = msgspec.structs.replace(shape, num_bins=NUM_BINS)
     return OpenVlaOft.create(shape, seed=derive_seed(config.run.seed, "policy"))
@@ -99,7 +100,7 @@ async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(TrainingLaunch, SrpoToyConfig, main, __doc__ or "")
 
 

@@ -1,8 +1,8 @@
-"""Any pipeline on a small environment with an MLP policy: `python -m vla_rl.recipes.train_toy --pipeline ppo`.
+"""Train an MLP policy on a small environment with any pipeline: `python -m vla_rl.recipes.train_toy --pipeline ppo`.
 
-`--env-id` (default: CartPole-v1) is any gymnasium environment with a vector observation and a discrete or bounded action, or
-the reaching task `vla_rl/toy_reach-v0`. The policy starts from random weights. A run takes a minute or less. Judge it by its
-return; with `--success-return 195` it counts successes too.
+`--env-id` (default: CartPole-v1) selects any gymnasium environment with a vector observation and a discrete or bounded
+action, or the reaching task `vla_rl/toy_reach-v0`. The policy starts from random weights, and a run takes a minute or less.
+Watch the return; with `--success-return 195`, successes are counted too.
 """
 
 import sys
@@ -41,29 +41,29 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     )
 
     env_id: str = "CartPole-v1"
-    """Gymnasium's id of the environment, or vla_rl/toy_reach-v0."""
+    """Gymnasium id of the environment, or vla_rl/toy_reach-v0."""
 
     step_limit: int = 200
-    """Control steps after which an episode is cut off."""
+    """Control steps after which an episode is truncated."""
 
     num_starts: int = 64
-    """Different seeds that episodes start from."""
+    """Number of different seeds that episodes start from."""
 
     chunk_size: int = 1
-    """Control steps in one decision, run open loop."""
+    """Control steps in one decision; they run open loop."""
 
     num_bins: int = 11
-    """Values that each number of a continuous action can take; a discrete action has as many as it has choices."""
+    """Values (at least 2) that each dimension of a continuous action can take. Discrete actions ignore it."""
 
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the policy's hidden layers."""
 
     reward_scale: float = 0.01
-    """What the environment's rewards are multiplied with, so that returns are of order one."""
+    """Factor for the environment's rewards; choose it so that returns are of order one."""
 
     success_return: float | None = None
-    """Return, before scaling, from which an episode counts as a success, such as 195 of CartPole-v1's 200. None: success is
-    unknown, shown as '-', and the run is judged by its return."""
+    """Smallest unscaled return that counts as a success, such as 195 of CartPole-v1's 200. None: success is unknown and
+    shown as '-'; watch the return instead."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +73,7 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
 
 def env_of(config: TrainToyConfig) -> EnvSpec:
-    """The environment by name and plain values."""
+    """Return the specification of the environment: its id and plain arguments."""
     if config.env_id == REACH:
         return EnvSpec(
             id=REACH, kwargs={"task_id": 0, "action_dim": 2, "step_size": 0.4, "step_limit": config.step_limit}
@@ -88,13 +88,13 @@ def env_of(config: TrainToyConfig) -> EnvSpec:
 
 
 def starts_of(config: TrainToyConfig) -> list[TaskStart]:
-    """The environment from every seed."""
+    """Return one start of the environment for each seed."""
     seeds = [derive_seed(config.run.seed, "start", number) % 2**31 for number in range(config.num_starts)]
     return [TaskStart(env=env_of(config), task=config.env_id, seed=seed) for seed in seeds]
 
 
 def policy_of(config: TrainToyConfig) -> MlpPolicy:
-    """An MLP with random weights that fits the environment. Raises: ConfigError where none does."""
+    """Create an MLP with random weights that fits the environment. Raises: ConfigError if gymnasium cannot make it."""
     spec = env_of(config)
     try:
         env = gymnasium.make(spec.id, **spec.kwargs)
@@ -133,7 +133,7 @@ async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     return run_recipe(TrainingLaunch, TrainToyConfig, main, __doc__ or "")
 
 

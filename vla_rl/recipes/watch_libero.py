@@ -1,8 +1,8 @@
-"""Watch LIBERO being played: `python -m vla_rl.recipes.watch_libero --suite libero_object --policy expert --video out.mp4`.
+"""Watch episodes of LIBERO: `python -m vla_rl.recipes.watch_libero --suite libero_object --policy expert --video out.mp4`.
 
-Plays episodes with a scripted expert, with random actions or with the policy in a checkpoint folder, prints a table of
-successes and lengths, and writes a video with the instruction and the outcome below each frame. It uses the stand-ins that
-ship with this package if LIBERO's own assets are not installed.
+Runs episodes with a scripted expert, with random actions or with the policy in a checkpoint folder, prints a table of
+successes and lengths, and writes a video with the instruction and the outcome below each frame. Without LIBERO's own assets
+it uses the stand-ins that ship with this package.
 """
 
 import asyncio
@@ -38,50 +38,50 @@ from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 
 FRAMES_PER_S = 20.0
-"""As many as control steps a second: the video runs in real time."""
+"""Frame rate of the video. It equals the control rate, so the video runs in real time."""
 
 
 WATCHED_PICTURES = 224
-"""Side of pictures that people alone look at."""
+"""Side in pixels of images that only people look at."""
 
 
 class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
-    """What to play, who plays it, and where the video goes."""
+    """The tasks, the policy that acts, and the video file."""
 
     suite: Suite = "libero_object"
     """LIBERO's suite."""
 
     task_ids: tuple[int, ...] | None = None
-    """Tasks of the suite; none for all of them."""
+    """Numbers of the suite's tasks. None: all of them."""
 
     policy: str = "expert"
-    """Who plays: expert (sees the hidden state), random, or the folder of a checkpoint."""
+    """Policy that acts: expert (scripted, reads the hidden state), random, or the folder of a checkpoint."""
 
     episodes: int = 1
-    """Episodes of each task."""
+    """Number of episodes of each task."""
 
     init_states: tuple[int, ...] = (0,)
     """Initial states to start from, in turn."""
 
     video: Path | None = None
-    """Write all episodes, one after the other, into this .mp4 file."""
+    """Write all episodes, one after the other, into this .mp4 file. None: no video."""
 
     is_greedy: bool = True
-    """A checkpoint takes its most likely action; otherwise it samples."""
+    """Take the checkpoint's most likely action; otherwise sample."""
 
     image_size: int | None = None
-    """Side of the cameras' pictures in pixels; none for what the checkpoint was taught with, and 224 where none plays."""
+    """Side of the camera images in pixels. None: the side that the checkpoint was trained with; 224 without a checkpoint."""
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, stand-ins for the
     policy that ships, which was trained on them, and LIBERO's own for any other (stand-ins if those are not installed)."""
 
     physics: Literal["exact", "fast"] = "exact"
-    """exact computes robosuite's bits; fast is quicker, the same up to rounding."""
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding."""
 
     quality: Quality | None = None
-    """exact draws what published policies saw; fast draws without smoothing and with a plain robot. None for what the
-    checkpoint was taught with, and exact where none plays."""
+    """exact renders what published policies saw; fast renders without smoothing and with a plain robot. None: the quality
+    that the checkpoint was trained with; exact without a checkpoint."""
 
     seed: int = 0
     """Seed of random and sampled actions."""
@@ -96,19 +96,19 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether a policy of a checkpoint plays."""
+        """Whether the policy of a checkpoint acts."""
         return self.policy not in ("expert", "random")
 
     @property
     def picture_size(self) -> int:
-        """The side that is drawn."""
+        """Side in pixels of the rendered images."""
         if self.has_checkpoint:
             return picture_size_for(self.policy, self.image_size)
         return self.image_size or WATCHED_PICTURES
 
     @property
     def pictures(self) -> Quality:
-        """The quality that is drawn in."""
+        """Quality of the rendered images."""
         return quality_for(self.policy, self.quality) if self.has_checkpoint else self.quality or "exact"
 
     @property
@@ -118,12 +118,12 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """The tasks to play."""
+        """Numbers of the tasks to run."""
         return self.task_ids if self.task_ids is not None else tuple(range(len(tasks_of(self.suite, "suite"))))
 
 
 class Episode(msgspec.Struct, frozen=True):
-    """How one episode went."""
+    """The outcome of one episode."""
 
     task: str
     instruction: str
@@ -134,11 +134,11 @@ class Episode(msgspec.Struct, frozen=True):
     """uint8 [S, S, 3] each, before the first control step and after every one; empty without a video."""
 
     obstacle: str | None = None
-    """Why an expert stood still at the end, if it did."""
+    """Why the expert stood still at the end; None if it did not."""
 
 
 def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode:
-    """Let the scripted expert, which sees the hidden state and so plays in this process, play one episode to its end."""
+    """Run one episode with the scripted expert. It reads the hidden state, so the simulator is in this process."""
     observation, info = env.reset(options={"init_state_id": init_state_id})
     expert = Expert(env.scene)
     env.render_every_step = has_frames
@@ -154,12 +154,12 @@ def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode
 
 
 class RandomActions:
-    """A `PolicyEngine` that draws one control step at a time, evenly from all that the arm can do."""
+    """A `PolicyEngine` that draws one action at a time, uniformly from -1 to 1 in each dimension."""
 
     weight_version = 0
 
     async def act(self, _observation: Observation, sampling: Sampling) -> ActionChunk:
-        """Actions float32 [1, 7]; the sampling's seed decides."""
+        """Draw actions float32 [1, 7] from the seed of `sampling`."""
         actions = np.random.default_rng(sampling.seed).uniform(-1.0, 1.0, (1, 7)).astype(np.float32)
         return ActionChunk(
             actions=actions, tokens=actions[0], log_probs=np.full(7, -np.log(2.0), np.float32), weight_version=0
@@ -167,7 +167,7 @@ class RandomActions:
 
 
 async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
-    """Who plays; what it needs is opened on `stack`."""
+    """Return the engine that acts; what it needs is opened on `stack`."""
     if config.policy == "random":
         return RandomActions()
     lane = await stack.enter_async_context(DeviceLane(1))
@@ -177,13 +177,13 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
 
 
 async def main(command: Command[Launch, WatchConfig]) -> int:
-    """Play every episode, then print the table and write the video."""
+    """Run every episode, then print the table and write the video."""
     config, console = command.config, Console()
     if command.launch.dry_run:
         console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
         console.print(f"{len(config.tasks) * config.episodes} episodes by {config.policy}")
         await _rehearse(config)
-        console.print("everything that would be read was found")
+        console.print("everything that the command would read was found")
         return 0
     await asyncio.to_thread(find_assets, config.chosen_assets)
     if config.policy == "expert":
@@ -199,7 +199,7 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
 
 
 async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
-    """Play as evaluations do, in a simulator process, one episode after the other."""
+    """Run the episodes as an evaluation does, in a simulator process, one after the other."""
     specs = [_episode_spec(config, task_id, number) for task_id in config.tasks for number in range(config.episodes)]
     agent = within_range(partial(embodied_agent, frames_every=None if config.video is None else 1))
     episodes: list[Episode] = []
@@ -225,7 +225,7 @@ async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
 
 
 async def _rehearse(config: WatchConfig) -> None:
-    """Look at everything that playing would read. Raises: what playing would raise."""
+    """Read everything that the episodes would read. Raises: what they would raise."""
     await asyncio.to_thread(find_assets, config.chosen_assets)
     if config.has_checkpoint:
         require_for_libero(await asyncio.to_thread(load_policy, config.policy, config, config.device), config.policy)
@@ -252,8 +252,10 @@ def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec
 
 
 async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
-    """Play in one thread of this process, as pictures are drawn where the environment was made; a Ctrl-C ends it after the
-    episode that is being played."""
+    """Run the episodes in one thread of this process, because an environment renders in the thread that made it.
+
+    Ctrl-C stops after the current episode.
+    """
     loop, episodes = asyncio.get_running_loop(), list[Episode]()
     with ThreadPoolExecutor(1, thread_name_prefix="expert") as thread:
         for task_id in config.tasks:
@@ -304,7 +306,7 @@ def _print_table(config: WatchConfig, episodes: list[Episode], console: Console)
 
 
 def _captioned(episodes: list[Episode]) -> Iterator[np.ndarray]:
-    """Every frame with the instruction and how far the episode is; the last one stays for a second."""
+    """Yield each frame with the instruction and the progress below it; an episode's last frame stays for a second."""
     for episode in episodes:
         outcome = "success" if episode.is_success else "failure"
         for index, frame in enumerate(episode.frames):
@@ -315,7 +317,7 @@ def _captioned(episodes: list[Episode]) -> Iterator[np.ndarray]:
 
 
 def cli() -> int:
-    """The command line."""
+    """Run the command line; return the exit status."""
     try:
         return run_recipe(Launch, WatchConfig, main, __doc__ or "")
     except FileNotFoundError as error:
