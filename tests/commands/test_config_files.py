@@ -75,7 +75,7 @@ def test_a_file_and_a_run_to_go_on_with_are_refused_together(tmp_path: Path) -> 
         ("[rollout]\nnum_env = 3", "unknown key 'num_env' of RolloutSettings; did you mean 'num_envs'"),
         ("zzz = 3", "known keys: rollout, tasks, updates"),
         ("updates = 'three'", "Expected `int`, got `str`"),
-        ("rollout = 3", "3 stands where a table of RolloutSettings is expected"),
+        ("rollout = 3", "got 3, expected a table of RolloutSettings"),
         ("[rollout]\nnum_envs = 0", "RolloutSettings.num_envs is 0, expected at least 1 environment"),
         ("updates = ", "is not TOML"),
     ],

@@ -1,1 +1,1 @@
-"""What recipes share as programs: command line, configuration files, dry run, plan and report."""
+"""The shared parts of recipes as programs: command line, configuration files, dry run, plan and report."""

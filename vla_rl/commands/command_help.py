@@ -1,4 +1,4 @@
-"""What `--help` of a recipe shows: its common options, in paragraphs as wide as the terminal; `--help-all` shows all."""
+"""The help of a recipe: `--help` shows its common options, in paragraphs as wide as the terminal, `--help-all` shows all."""
 
 import ast
 import contextlib
@@ -36,8 +36,8 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "HeldOutConfig": ("init_states",),
     }
 )
-"""The options of each table that `--help` shows, by the class of the table. A recipe's own options are all shown; of a table
-that is not here, none is."""
+"""Options that `--help` shows, by the class of their table. It shows all of a recipe's own options, and none of a table that
+is not listed here."""
 
 
 def program_name() -> str:
@@ -51,16 +51,16 @@ def program_name() -> str:
 
 
 def option_registry(recipe: type[Config] | None = None) -> ConstructorRegistry:
-    """How tyro makes options of a configuration: one for each field, whose help is the string under it.
+    """Return a registry with which tyro makes one option for each field of a configuration, with the field's string as help.
 
-    `recipe`: configuration of which all but the common options are left out; None for every option.
+    `recipe`: show only the common options of this configuration; None shows every option.
     """
     registry = ConstructorRegistry()
 
     @registry.struct_rule
     def fields_of(info: StructTypeInfo) -> StructConstructorSpec | None:
         if not (_is_table(info.type) and isinstance(info.default, info.type)):
-            return None  # tyro's own rules are for it
+            return None  # left to tyro's own rules
         config: type[Config] = info.type
         fields = []
         for name, hint in _hints_of(config).items():
@@ -80,8 +80,8 @@ def print_help(
 
     Args:
         parse: has tyro print its help and exit, with the options of a registry and a description.
-        recipe: the recipe's configuration; None for every option.
-        description: of the recipe, in paragraphs.
+        recipe: the recipe's configuration; None shows every option.
+        description: description of the recipe, in paragraphs.
     """
     shown = _Captured(sys.stdout)
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
@@ -95,11 +95,11 @@ def print_help(
 
 
 _PLACE: Final = "DESCRIPTION"
-"""Stands in the help where the description goes: tyro would make one line of it."""
+"""Placeholder for the description in the help, because tyro would join its paragraphs into one line."""
 
 
 class _Captured(io.StringIO):
-    """Standard output while tyro prints; as able as the true one, so that there are colours and frames in a terminal."""
+    """Captures standard output while tyro prints. It reports the real stream's abilities, so a terminal gets colours."""
 
     def __init__(self, true_one: TextIO) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Captured(io.StringIO):
 
 
 def filled(text: str) -> str:
-    """The paragraphs of a docstring, filled to the width of the terminal; indented ones (commands, drawings) as they are."""
+    """Fill the paragraphs of a docstring to the terminal's width; indented ones (commands, drawings) stay as they are."""
     width = max(shutil.get_terminal_size().columns, 40)
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(
@@ -125,14 +125,14 @@ def filled(text: str) -> str:
 
 @functools.cache
 def field_docs(config: type[Config]) -> Mapping[str, str]:
-    """The string under each field of a configuration and of the classes it is derived from, each paragraph in one line."""
+    """Return the string under each field of a configuration and of its base classes, each paragraph in one line."""
     found: dict[str, str] = {}
     for kind in reversed(config.__mro__):
         if not (issubclass(kind, Config) and kind is not Config):
             continue
         try:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        except (OSError, SyntaxError):  # of a class that no file holds
+        except (OSError, SyntaxError):  # a class without a source file
             continue
         assert isinstance(tree, ast.ClassDef)
         for statement, below in zip(tree.body, tree.body[1:], strict=False):
@@ -165,7 +165,7 @@ def _is_common(config: type[Config], name: str, recipe: type[Config]) -> bool:
 
 
 def _num_options(config: type[Config], recipe: type[Config] | None = None) -> int:
-    """Options of a configuration; with a `recipe`, the common ones."""
+    """Count the options of a configuration; with a `recipe`, only the common ones."""
     shown = {
         name: hint for name, hint in _hints_of(config).items() if recipe is None or _is_common(config, name, recipe)
     }

@@ -1,8 +1,8 @@
-"""The command line that every recipe has: its own configuration, field by field, and what to do with it.
+"""The command line of every recipe: an option for each field of its configuration, and options to launch it.
 
-python -m vla_rl.recipes.srpo_libero --help                         the common options, with what they mean
+python -m vla_rl.recipes.srpo_libero --help                         the common options, explained
 python -m vla_rl.recipes.srpo_libero --help-all                      every option
-python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, then the command line on top of it
+python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, which the command line overrides
 python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved configuration and plan; nothing starts
 """
 
@@ -34,29 +34,29 @@ from vla_rl.types import Config
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What every recipe can do with its configuration."""
+    """Launch options of every recipe."""
 
     config: Path | None = None
-    """Start from this .toml or .json file (such as a run's own config.json); the command line overrides it."""
+    """Read the configuration from this .toml or .json file, such as a run's config.json; the command line overrides it."""
 
     dry_run: bool = False
-    """Print what would be done, with which resolved configuration, and look at every file that would be read: the policy
-    is loaded, and each environment is opened once. Nothing is trained and nothing is written."""
+    """Print the plan and the resolved configuration, and read every file that the command would read: the policy is loaded,
+    and each environment is opened once. Nothing is trained and nothing is written."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingLaunch(Launch):
-    """What a training recipe can do besides."""
+    """Launch options of a training recipe."""
 
     draw: Path | None = None
-    """Draw the graph into this .svg or .png file (mermaid text where graphviz is missing); start nothing."""
+    """Draw the graph into this .svg or .png file (mermaid text without graphviz); start nothing."""
 
     resume: Path | None = None
-    """Go on with the run in this directory, from its newest whole checkpoint and its own configuration; from its beginning
-    if it ended before its first checkpoint."""
+    """Resume the run in this directory, with its own configuration, from its newest complete checkpoint; from the beginning
+    if it has none."""
 
     resume_from: str | None = None
-    """With --resume: the checkpoint to go on from, such as update-000012, instead of the newest. Newer ones are renamed."""
+    """With --resume: resume from this checkpoint, such as update-000012, instead of the newest. Newer ones are renamed."""
 
 
 LaunchT = TypeVar("LaunchT", bound=Launch)
@@ -67,7 +67,7 @@ ConfigT_co = TypeVar("ConfigT_co", bound=Config, covariant=True)
 
 @dataclasses.dataclass(frozen=True)
 class Command(Generic[LaunchT_co, ConfigT_co]):
-    """A recipe's configuration and what to do with it."""
+    """A recipe's configuration and its launch options."""
 
     launch: LaunchT_co
     config: ConfigT_co
@@ -79,8 +79,8 @@ def parse_command(
     """Parse the command line of a recipe; help, unknown options and bad values end the process with a message.
 
     Precedence: the command line, then `--config` (or the configuration of the run named by `--resume`), then the settings of
-    the pipeline (where there is one), then the recipe's defaults.
-    Raises: `ConfigError` for what the file or the combination of values has wrong.
+    the pipeline (if there is one), then the recipe's defaults.
+    Raises: `ConfigError` if the file or the combination of values is invalid.
     """
     arguments = [_spelt_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -90,13 +90,13 @@ def parse_command(
     known, _ = early.parse_known_args(arguments)
     if known.resume is not None and known.config is not None:
         raise ConfigError(
-            f"--config {known.config} and --resume {known.resume} were both given, expected one of them: a run goes on with "
-            "its own configuration; give what should change as options"
+            f"--config {known.config} and --resume {known.resume} were both given, expected one of them: a resumed run has "
+            "its own configuration; change settings with options"
         )
     path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
     default = _defaults(config_type, path, known.pipeline)
 
-    # Built here because the types of its fields are only known here; the empty names make tyro leave out a prefix.
+    # built here because only here the types of its fields are known; with empty names, tyro gives options no prefix
     fields: list[tuple[str, Any, Any]] = [
         ("launch", Annotated[launch_type, tyro.conf.arg(name="")], launch_type()),
         ("config", Annotated[config_type, tyro.conf.arg(name="")], default),
@@ -121,13 +121,13 @@ def parse_command(
 
 
 def _spelt_out(argument: str) -> str:
-    """`--engine vllm` says which kind of engine, though `engine` has more than one setting."""
+    """Spell out `--engine vllm` as the option for the engine's kind, because `engine` is a table of settings."""
     name, equals, value = argument.partition("=")
     return f"--engine.kind{equals}{value}" if name == "--engine" else argument
 
 
 def _defaults(config_type: type[ConfigT], path: Path | None, pipeline: str | None) -> ConfigT:
-    """What holds where the command line says nothing else."""
+    """Return the values of options that the command line does not give."""
     if not issubclass(config_type, LearningConfig):
         return config_type() if path is None else read_config(path, config_type)
     recipe = config_type()
@@ -144,7 +144,7 @@ def run_recipe(
     main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
     description: str,
 ) -> int:
-    """Run a recipe from the command line on uvloop; return the exit status. `explain` says how an error is reported."""
+    """Run a recipe from the command line on uvloop; return the exit status. Errors are printed as `explain` describes."""
     with lasting_output():
         return _run_recipe(launch_type, config_type, main, description)
 
@@ -165,6 +165,6 @@ def _run_recipe(
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except Exception as error:  # reported here, whatever it is: nothing can handle it any more
+    except Exception as error:  # reported here, because no caller can handle it
         print(explain(error), file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Read a configuration from a TOML or JSON file; a key that does not exist is refused with the nearest that does."""
+"""Read a configuration from a TOML or JSON file; an unknown key is an error that names the nearest known one."""
 
 import difflib
 import types
@@ -17,16 +17,16 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 def read_config(path: Path, config_type: type[ConfigT]) -> ConfigT:
-    """Read `path` (.toml or .json) as `config_type`; what the file leaves out keeps its default.
+    """Read `path` (.toml or .json) as `config_type`; fields that the file leaves out keep their defaults.
 
-    Raises: `ConfigError` naming the file and the key if the file cannot be read, is not TOML or JSON, does not fit the
-    digest beside it, holds an unknown key or a value of another type; or what the configuration itself refuses.
+    Raises: `ConfigError` naming the file and the key if the file cannot be read, is not TOML or JSON, does not match the
+    digest beside it, or holds an unknown key, a value of another type or one that the configuration rejects.
     """
     return convert(read_table(path, config_type), config_type, str(path))
 
 
 def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
-    """What `path` (.toml or .json) says, as nested tables with keys that `config_type` has. Raises: `ConfigError`."""
+    """Read `path` (.toml or .json) as nested tables with keys that `config_type` has. Raises: `ConfigError`."""
     decoders: dict[str, Callable[[bytes], Any]] = {".toml": msgspec.toml.decode, ".json": msgspec.json.decode}
     if path.suffix not in decoders:
         raise ConfigError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(decoders)}")
@@ -37,7 +37,7 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
     require_digest(path, content)
     try:
         data = decoders[path.suffix](content)
-    except (ValueError, RecursionError) as error:  # no TOML or JSON, or bytes that are no text
+    except (ValueError, RecursionError) as error:  # invalid TOML, JSON or UTF-8
         raise ConfigError(f"{path} is not {path.suffix[1:].upper()} in UTF-8: {error}") from error
     refuse_unknown_keys(data, config_type, where=str(path))
     table: dict[str, Any] = data
@@ -45,7 +45,10 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
 
 
 def convert(table: dict[str, Any], config_type: type[ConfigT], where: str) -> ConfigT:
-    """Nested tables as `config_type`. Raises: `ConfigError` saying `where` a value of another type came from."""
+    """Convert nested tables to `config_type`; `where` begins the error's message.
+
+    Raises: `ConfigError` for a value of another type.
+    """
     try:
         return msgspec.convert(table, config_type)
     except msgspec.ValidationError as error:
@@ -55,7 +58,7 @@ def convert(table: dict[str, Any], config_type: type[ConfigT], where: str) -> Co
 def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:
     """Raise `ConfigError` for the first key of the nested dict `data` that `config_type` does not have."""
     if not isinstance(data, dict):
-        raise ConfigError(f"{where}: {data!r} stands where a table of {config_type.__name__} is expected")
+        raise ConfigError(f"{where}: got {data!r}, expected a table of {config_type.__name__}")
     hints = typing.get_type_hints(config_type)
     for key, value in data.items():
         if key not in hints:

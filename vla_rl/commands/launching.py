@@ -1,4 +1,4 @@
-"""What every training recipe does with its command line: print the plan, draw the graph, or train."""
+"""Launch a training recipe: print the plan, draw the graph, or train."""
 
 import asyncio
 import sys
@@ -29,11 +29,11 @@ async def launch(
     judge: Judge | None = None,
     agent: Agent | None = None,
 ) -> int:
-    """Do what the command line says with a recipe's starts and policy; returns the exit status.
+    """Plan, draw or train with a recipe's starts and policy, as the command line says; return the exit status.
 
-    The status is 0, or 128 and the number of the signal that stopped the run in order. `about` is what the run's
-    `about.json` says of its environments besides the configuration; `judge` as in `train`; without an `agent` that of
-    `agent_of` plays.
+    The status is 0, or 128 plus the number of the signal that stopped the run in order. `about` goes into the run's
+    `about.json`: facts about its environments that the configuration lacks. `judge` as in `train`; `agent` defaults to that
+    of `agent_of`.
     """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
@@ -58,7 +58,7 @@ async def launch(
 
 
 async def _report(run: RunDirectory) -> None:
-    """Write the report. A failure is one line and no more, as the run itself is whole."""
+    """Write the report. A failure is printed as one line and not raised, because the run itself succeeded."""
     try:
         print(f"the report is {await asyncio.to_thread(write_report, run)}")
     except Exception as error:

@@ -1,8 +1,8 @@
-"""The program `vla-rl`: recipes by their names, and what pip does not install on its own.
+"""The program `vla-rl`: run recipes by name, and install what pip alone does not.
 
 vla-rl                            list the recipes
 vla-rl srpo_libero --dry-run      the same as python -m vla_rl.recipes.srpo_libero --dry-run
-vla-rl report runs/<run>          write the report of a run anew
+vla-rl report runs/<run>          write the report of a run again
 vla-rl install libero             LIBERO and its simulator; also: assets, vllm
 """
 
@@ -34,7 +34,7 @@ def recipes() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the arguments name; return the exit status."""
+    """Run the recipe or command that the arguments name; return the exit status."""
     name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(_overview())
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    sys.argv = [f"vla-rl {name}", *others]  # which is also what `--help` calls the program
+    sys.argv = [f"vla-rl {name}", *others]  # `--help` shows this name too
     if name == REPORT:
         status: int = import_module("vla_rl.commands.report.__main__").main()
     else:

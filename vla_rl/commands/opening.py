@@ -1,4 +1,4 @@
-"""Opening environments once, without playing: what a dry run does with them. Imports no torch."""
+"""Open environments once without running episodes, for a dry run. Imports no torch."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,14 +11,14 @@ from vla_rl.types import EnvSpec, EpisodeSpec
 
 
 async def open_each(envs: Sequence[EnvSpec], config: SimulatorConfig) -> None:
-    """Open every environment once, as a run would. Raises: EnvError, ConfigError for one that cannot be opened."""
+    """Open every environment once, as a run would. Raises: EnvError, ConfigError if one cannot be opened."""
     simulated = [env for env in envs if not is_text_task(env)]
     for env in envs:
         if is_text_task(env):
             make_text_task(env)
     if not simulated:
         return
-    print(f"opening {len(simulated)} environments once, to see that they can be", flush=True)
+    print(f"opening {len(simulated)} environments once, to check that they can be opened", flush=True)
     alone = msgspec.structs.replace(config, num_envs=1)
     async with Runtime("dry run") as runtime, SimulatorPool(runtime, alone, specs=simulated) as pool:
         for number, env in enumerate(simulated):
@@ -30,5 +30,5 @@ async def open_each(envs: Sequence[EnvSpec], config: SimulatorConfig) -> None:
 
 
 def distinct(envs: Iterable[EnvSpec]) -> list[EnvSpec]:
-    """Each environment once, in order."""
+    """Return each environment once, in order."""
     return list({msgspec.json.encode(env, order="deterministic"): env for env in envs}.values())

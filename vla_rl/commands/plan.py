@@ -1,4 +1,4 @@
-"""What `--dry-run` prints: the resolved configuration, which process does what, and how much memory that takes."""
+"""The plan that `--dry-run` prints: the resolved configuration, the processes and their tasks, and the memory they need."""
 
 import msgspec
 from rich.console import Console
@@ -13,26 +13,26 @@ from vla_rl.training.pools import what_plays
 MIB = 2**20
 
 ENGINE_BYTES = 600 * MIB
-"""Of a vLLM engine process without weights, keys and values."""
+"""Memory of a vLLM engine process without weights and KV cache."""
 
 
 class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What episodes of one kind cost, for the estimate."""
+    """The memory that episodes of one kind need, for the estimate."""
 
     what_runs: str
-    """The environments, in words."""
+    """Description of the environments."""
 
     simulator_mb: int
-    """Memory of its own of one simulator process that was forked."""
+    """Private memory of one forked simulator process, in MB."""
 
     server_mb: int
-    """Memory of the server that simulators are forked from; a fresh interpreter holds as much beside `simulator_mb`."""
+    """Memory of the server that simulators are forked from, in MB. A simulator that is not forked needs it too."""
 
     chunk_bytes: int
-    """Of one recorded decision: images, state and tokens."""
+    """Bytes of one recorded decision: images, state and tokens."""
 
     num_chunks: int
-    """Of the longest episode."""
+    """Decisions in the longest episode."""
 
 
 def print_plan(
@@ -42,14 +42,14 @@ def print_plan(
     training_bytes: int,
     console: Console | None = None,
 ) -> None:
-    """Print the plan of a run, on standard output where there is no console.
+    """Print the plan of a run.
 
     Args:
-        config: of the run.
-        footprint: of its episodes.
-        weight_bytes: of the policy; of a critic nothing is known before it is built.
-        training_bytes: that its learner takes besides.
-        console: to print on.
+        config: configuration of the run.
+        footprint: memory that its episodes need.
+        weight_bytes: size of the policy's weights. A critic is not counted, because its size is unknown before it is built.
+        training_bytes: further bytes that the learner needs.
+        console: console to print on; None for standard output.
     """
     out = console if console is not None else Console()
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
@@ -82,21 +82,21 @@ def print_plan(
 
 
 def _copies_of_weights(config: LearningConfig, weights: int) -> list[MemoryItem]:
-    """Beside the learner's own: an engine's that may not share them, and the reference's of a KL term."""
+    """List the copies of weights besides the learner's: an engine's that cannot share them, and a KL term's reference."""
     engine, copies = config.engine, []
     if engine.kind == "vllm":
         each = ENGINE_BYTES + engine.vllm.kv_cache_gib * 2**30 + weights
         copies.append(MemoryItem("vLLM engine processes", each, engine.vllm.num_engines))
         copies.append(MemoryItem("weights on their way to engines", 2 * weights))
     elif not config.learner.steps_once_per_update:
-        copies.append(MemoryItem("the engine's copy, as an update has several optimizer steps", weights))
+        copies.append(MemoryItem("the engine's copy, because an update has several optimizer steps", weights))
     if config.learner.loss.needs_reference or config.kl_in_reward.coef > 0.0:
         copies.append(MemoryItem("the reference policy of the KL term", weights))
     return copies
 
 
 def _environments(config: LearningConfig, footprint: EpisodeFootprint) -> tuple[str, str]:
-    """How many processes, and what is in them."""
+    """Return the number of processes, and what runs in them."""
     if not isinstance(config, TrainingConfig):
         return str(config.num_envs), f"{footprint.what_runs}, coroutines of this process"
     in_each = config.simulators.envs_of_processes(config.simulators.num_envs)
@@ -109,7 +109,7 @@ def _simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> li
     if config.start == "fork":
         return [
             MemoryItem("the server that simulators are forked from", footprint.server_mb * MIB),
-            MemoryItem("simulator processes, each for itself", footprint.simulator_mb * MIB, config.num_envs),
+            MemoryItem("simulator processes, private memory of each", footprint.simulator_mb * MIB, config.num_envs),
         ]
     each = (footprint.server_mb + footprint.simulator_mb) * MIB
     return [MemoryItem("simulator processes", each, config.num_envs)]
@@ -119,4 +119,4 @@ def _device(config: RunConfig) -> str:
     if config.device == "cpu":
         return "CPU"
     gpus = gpu_memory()
-    return gpus[0].name if gpus else "CPU, as there is no GPU"
+    return gpus[0].name if gpus else "CPU, because there is no GPU"

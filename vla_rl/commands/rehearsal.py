@@ -1,6 +1,6 @@
-"""Look at every file and folder that a run would read, with the errors that the run would raise: a dry run.
+"""The dry run of a training run: read every file and folder that it would read, and raise the errors that it would raise.
 
-Environments are opened once each in a simulator process that ends again; nothing is trained, and nothing is written.
+Each environment is opened once, in a simulator process that ends again. Nothing is trained, and nothing is written.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def rehearse_training(
     resume: Path | None = None,
     resume_from: str | None = None,
 ) -> None:
-    """Look at everything that `train` would read. Raises: what `train` would raise before its first update."""
+    """Read everything that `train` would read. Raises: what `train` would raise before its first update."""
     envs = distinct(start.env for start in starts)
     if config.run.wandb_project is not None:
         await asyncio.to_thread(import_wandb, config.run.wandb_project)

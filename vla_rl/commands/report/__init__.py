@@ -1,4 +1,4 @@
-"""A run as one page: `python -m vla_rl.commands.report RUN` writes RUN/report.html again; training writes it at its end.
+"""The report of a run, one page: training writes it at its end, `python -m vla_rl.commands.report RUN` writes it again.
 
 config, versions, about ─┐
 metrics.jsonl ───────────┼─► charts.py (SVG) ─► page.py + page.html.jinja ─► report.html, which needs no other file

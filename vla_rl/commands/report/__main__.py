@@ -1,4 +1,4 @@
-"""`python -m vla_rl.commands.report RUN`: write the report of a finished or running training run anew."""
+"""`python -m vla_rl.commands.report RUN`: write the report of a finished or running training run again."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from vla_rl.observe.run_directory import CONFIG_FILE
 
 
 def main() -> int:
-    """Write it and print where; the exit status is 1, with one line, if it cannot be written."""
+    """Write the report and print its path; return the exit status: 1, with one line, if it cannot be written."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a training run")
     folder: Path = parser.parse_args().run

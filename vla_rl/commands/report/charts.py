@@ -8,14 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Rows = Sequence[Mapping[str, float | None]]
-"""One mapping from metric to value for each update, in order; None is a value that was not finite."""
+"""Metrics by name, one mapping for each update, in order; None is a value that was not finite."""
 
 HeldOutPoint = tuple[int, float, float, float]
 """Weight version, success rate, and the ends of its 95 % interval."""
 
 SUCCESS_RATE = "rollout/success_rate"
 MEAN_RETURN = "rollout/mean_return"
-"""Metrics over all tasks; with `/` and the name of a task behind them, of that task."""
+"""Metrics over all tasks; followed by `/` and the name of a task, they are of that task."""
 
 SIZE_INCH = (8.0, 2.8)
 SUCCESS, RETURN, FAILURE = "#2a7f4f", "#2b5fb5", "#b5532b"
@@ -23,7 +23,7 @@ SUCCESS, RETURN, FAILURE = "#2a7f4f", "#2b5fb5", "#b5532b"
 
 def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str | None:
     """Draw the success rate by update: of training episodes, smoothed over nine updates, and of held-out episodes with
-    intervals. With several agents or tasks, each has a curve. None if success is not known."""
+    intervals. With several agents or tasks, each has a curve. Returns None if success is unknown."""
     if not len(_series(rows, SUCCESS_RATE)[0]) and not held_out:
         return None
     figure, axes = _axes("update", "success rate")
@@ -34,15 +34,17 @@ def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str | None:
     _plot_tasks(axes, rows, SUCCESS_RATE)
     if held_out:
         versions, middle, low, high = np.array(held_out).T
-        errors = np.clip([middle - low, high - middle], 0.0, None)  # an end may lie a rounding beyond the rate
+        errors = np.clip([middle - low, high - middle], 0.0, None)  # rounding can put an end beyond the rate
         axes.errorbar(versions, middle, yerr=errors, fmt="o", color="black", capsize=4, label="held out, greedy, 95 %")
     axes.set_ylim(0.0, 1.0)
     return _svg(figure, axes)
 
 
 def return_chart(rows: Rows) -> str | None:
-    """Draw the mean undiscounted return of the training episodes by update, and of each task if there are several; None
-    before the first update."""
+    """Draw the mean undiscounted return of the training episodes by update, and of each task if there are several.
+
+    Returns None before the first update.
+    """
     if not len(_series(rows, MEAN_RETURN)[0]):
         return None
     figure, axes = _axes("update", "mean return")
@@ -52,7 +54,7 @@ def return_chart(rows: Rows) -> str | None:
 
 
 def failure_reward_chart(rows: Rows) -> str | None:
-    """What failures earned by update; None where the run's reward says nothing of it."""
+    """Draw the mean reward of failures by update; return None if the run has no such metric."""
     updates, means = _series(rows, "reward/failures_mean")
     if not len(updates):
         return None
@@ -64,7 +66,7 @@ def failure_reward_chart(rows: Rows) -> str | None:
 
 
 def time_chart(rows: Rows) -> str | None:
-    """Busy seconds of each node by update, one above the other; None before the first update."""
+    """Draw the busy seconds of each node by update, stacked; return None before the first update."""
     shares = node_seconds(rows)
     if not shares:
         return None
@@ -78,18 +80,18 @@ def time_chart(rows: Rows) -> str | None:
 
 
 def agents_in(rows: Rows) -> list[str]:
-    """Agents whose successes were counted by name."""
+    """List the agents that have a success metric of their own."""
     names = [name.split("/") for row in rows for name in row if name.startswith("reward/")]
     return sorted({name[1] for name in names if len(name) == 3 and name[2] == "success_rate"})
 
 
 def tasks_in(rows: Rows, metric: str) -> list[str]:
-    """List the tasks that have a value of `metric` of their own; a run of one task has none."""
+    """List the tasks that have their own value of `metric`; a run of one task has none."""
     return sorted({name.removeprefix(f"{metric}/") for row in rows for name in row if name.startswith(f"{metric}/")})
 
 
 def node_seconds(rows: Rows) -> dict[str, float]:
-    """Busy seconds of each node over all updates, the busiest first; together they may exceed the run, as nodes overlap."""
+    """Return the busy seconds of each node over all updates, busiest first. Nodes overlap, so the sum may exceed the run."""
     names = {name for row in rows for name in row if name.startswith("time/node/")}
     totals = {
         name.removeprefix("time/node/").removesuffix("_s"): sum(row.get(name) or 0.0 for row in rows) for name in names
@@ -119,7 +121,7 @@ def _series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _smooth(values: np.ndarray, window: int = 9) -> np.ndarray:
-    """The mean of up to `window` values around each one."""
+    """Return the mean of up to `window` values around each value."""
     half = window // 2
     return np.array([values[max(0, index - half) : index + half + 1].mean() for index in range(len(values))])
 

@@ -1,4 +1,4 @@
-"""The page itself: what a run's folder holds, put into the template."""
+"""The report's page: the template, filled from a run's folder."""
 
 import base64
 import itertools
@@ -30,7 +30,7 @@ from vla_rl.observe.whole_file import write_whole
 logger = logging.getLogger(__name__)
 
 MAX_STRIPS = 3
-"""Pairs of before and after that are shown."""
+"""Maximum number of pairs of film strips, before and after training, that are shown."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class StripPair:
-    """The same start, failed by the first weights and solved by the last."""
+    """Film strips of one start that the first weights failed and the last weights solved."""
 
     title: str
     before: str
@@ -53,10 +53,10 @@ class StripPair:
 
 
 def write_report(run: RunDirectory) -> Path:
-    """Write `report.html` into the run's folder: one file that needs no other and no network.
+    """Write `report.html` into the run's folder: one file that needs no other file and no network.
 
-    What the run did not leave (held-out episodes, updates) is named as missing. A damaged file about the run (versions,
-    configuration, graph) is a warning; its text is shown as far as it can be read.
+    The page names data that the run lacks (held-out episodes, updates). A damaged file about the run (versions,
+    configuration, graph) is logged as a warning, and its readable text is shown.
 
     Raises: ConfigError for a damaged line of held-out results; OSError if the page cannot be written.
     """
@@ -97,14 +97,14 @@ def write_report(run: RunDirectory) -> Path:
 
 
 def minutes_of(rows: Rows) -> float:
-    """Minutes from the first update to the last, without what lay between a stop and a resume."""
+    """Return the minutes from the first update to the last, without pauses between a stop and a resume."""
     times = [(float(row.get("wall_time_s") or 0.0), row.get("time/update_s")) for row in rows]
     gaps = [(after - before, taken) for (before, _), (after, taken) in itertools.pairwise(times)]
     return sum(gap if taken is None else min(gap, taken) for gap, taken in gaps) / 60
 
 
 def comparisons(held_out: list[HeldOutResult]) -> list[Comparison]:
-    """One row a task and one for all, of the episodes that the first and the last weights played; empty without any."""
+    """Compare the episodes that the first and the last weights both ran: a row per task and one for all, or none."""
     first, last = _first_and_last(held_out)
     rows = [
         _comparison(task, [each for each in first if each.task == task], [each for each in last if each.task == task])
@@ -114,7 +114,7 @@ def comparisons(held_out: list[HeldOutResult]) -> list[Comparison]:
 
 
 def _first_and_last(held_out: list[HeldOutResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
-    """The same episodes of both: those that one of them has not played yet are left out."""
+    """Return the results of the first and the last weights for the episodes that both have run."""
     versions = by_version(held_out)
     if len(versions) < 2:
         return [], []
@@ -124,7 +124,7 @@ def _first_and_last(held_out: list[HeldOutResult]) -> tuple[list[EpisodeResult],
 
 
 def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, float, float]]:
-    """Each metric by the first and by the last weights that were validated; empty if only one version was."""
+    """Return each metric of the first and the last validated weights; empty if only one version was validated."""
     if len(results) < 2:
         return []
     first, last = results[0].metrics, results[-1].metrics
@@ -132,7 +132,7 @@ def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, floa
 
 
 def how_to_evaluate(config: Mapping[str, Any]) -> str:
-    """What makes a run of this configuration evaluate before and after: an option that its recipe has, or an argument."""
+    """Return the option or argument that makes a run of this configuration evaluate before and after."""
     if "held_out" in config:
         return "--held-out.init-states 40-49"
     if "num_validation" in config:
@@ -141,7 +141,7 @@ def how_to_evaluate(config: Mapping[str, Any]) -> str:
 
 
 def num_left_out(held_out: list[HeldOutResult]) -> int:
-    """Episodes of the first weights that the last ones have not played, as where their judging was stopped."""
+    """Count the episodes that the first weights ran and the last did not, because their evaluation was stopped."""
     played = by_version(held_out)
     return len(next(iter(played.values()))) - len(_first_and_last(held_out)[0]) if len(played) > 1 else 0
 
@@ -199,15 +199,15 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or bytes that are no text
-        logger.warning("%s cannot be read, and the report does without it: %s", path, error)
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
+        logger.warning("%s cannot be read, so the report leaves it out: %s", path, error)
         return {}
 
 
 def _text(path: Path) -> str:
-    """Read a text file; bytes that are no text become marks, with a warning."""
+    """Read a text file; bytes that are not UTF-8 become replacement characters, with a warning."""
     data = path.read_bytes() if path.exists() else b""
     text = data.decode(errors="replace")
     if text.encode() != data:
-        logger.warning("%s is not whole text in UTF-8; the report shows what can be read", path)
+        logger.warning("%s is not valid UTF-8; the report shows what can be read", path)
     return text
