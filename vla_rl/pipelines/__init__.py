@@ -1,11 +1,11 @@
-"""The built-in pipelines, one file each: the graph of one update, and the settings that belong to it.
+"""The built-in pipelines, one file each: the graph of one update, and its default settings.
 
     grpo ──┬── dapo, gspo, cpgd             no critic: episodes of a group are compared with each other
            ├── ppo ─── embodied_ppo         a critic
            └── embodied_grpo ─ embodied_srpo
 
-A pipeline is a function `(parts) -> Pipeline`; its module may hold `SETTINGS`, nested defaults of the configuration. Your
-own is named by `"module:function"` and gets both the same way.
+A pipeline is a function `(parts) -> Pipeline`; its module may define `SETTINGS`, nested defaults of the configuration.
+Select your own pipeline as `"module:function"`; its module may define `SETTINGS` too.
 """
 
 import importlib
@@ -29,19 +29,19 @@ PIPELINES: Final = MappingProxyType(
         for name in ("grpo", "ppo", "dapo", "gspo", "cpgd", "embodied_srpo", "embodied_grpo", "embodied_ppo")
     }
 )
-"""Where each built-in pipeline is."""
+"""Built-in pipelines by name, each as "module:function"."""
 
 NAMED_TABLES: Final = ("loss", "advantage")
-"""Tables of the configuration whose fields belong to what their `name` chooses."""
+"""Tables of the configuration whose other fields depend on their `name`."""
 
 
 def make_pipeline(parts: Parts) -> Pipeline:
-    """The pipeline that the parts' configuration names. Raises: ConfigError with the nearest match; GraphError."""
+    """Build the pipeline that the parts' configuration names. Raises: ConfigError with the nearest match; GraphError."""
     return load_pipeline(_path(parts.config.pipeline), parts)
 
 
 def settings_of(pipeline: str) -> Mapping[str, Any]:
-    """The settings that belong to a pipeline, nested as in a file. Raises: ConfigError for an unknown name."""
+    """Return the default settings of a pipeline, nested as in a file. Raises: ConfigError for an unknown name."""
     path = _path(pipeline)
     load_function(path, "pipeline")
     settings: Mapping[str, Any] = vars(importlib.import_module(path.partition(":")[0])).get("SETTINGS", {})
@@ -49,17 +49,17 @@ def settings_of(pipeline: str) -> Mapping[str, Any]:
 
 
 def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
-    """`config` with another pipeline and the settings that belong to it; all else stays as it was.
+    """Return `config` with another pipeline and that pipeline's default settings; the rest is unchanged.
 
-    Raises: ConfigError for an unknown name, or settings that the rest of the configuration rules out.
+    Raises: ConfigError for an unknown name, or settings that contradict the rest of the configuration.
     """
     settled = merged(msgspec.to_builtins(config), settings_of(pipeline), {"pipeline": pipeline})
     return msgspec.convert(settled, type(config))
 
 
 def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables, the later ones on top. A loss or an advantage of another name replaces the whole table below it: its
-    numbers belonged to the old one."""
+    """Merge nested tables; later ones override earlier ones. A loss or an advantage of another name replaces the whole
+    earlier table, because the other fields belonged to the old name."""
     result: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():

@@ -1,4 +1,4 @@
-"""What every training run is told, whatever its task: sizes, seeds, and what it leaves behind."""
+"""Configurations that all training runs share, for any task: sizes, seeds, and the run's files."""
 
 import os
 from typing import Literal
@@ -17,48 +17,47 @@ from vla_rl.types import Config
 
 
 class RunConfig(Config, frozen=True, kw_only=True):
-    """How long a run is, and what it leaves behind."""
+    """The length, seed, device and files of a run."""
 
     name: str = "run"
     """First part of the run directory's name."""
 
     root: str = "runs"
-    """Folder in which run directories are made."""
+    """Parent folder of run directories."""
 
     updates: int = 5
-    """Weight updates to make, those before a resume included."""
+    """Weight updates to make, including those before a resume."""
 
     seed: int = 0
-    """The one seed from which all others follow."""
+    """Seed of the run; all other seeds are derived from it."""
 
     checkpoint_every: int = 1
-    """Updates between checkpoints; the last update is always saved."""
+    """Updates between checkpoints. The last update is always saved."""
 
     keep_checkpoints: int = 2
-    """Checkpoints to keep, the newest ones."""
+    """Number of newest checkpoints to keep."""
 
     videos_every: int = 5
-    """In each window of this many updates, the first success and the first failure of every task become videos. Of the
-    pipelines that ship, those whose name begins with `embodied_` make videos."""
+    """In each window of this many updates, the first success and the first failure of every task become videos. Among the
+    built-in pipelines, only the `embodied_` ones make videos."""
 
     stall_warning_s: float = 120.0
-    """When nothing moved for this long, the watchdog prints who waits for whom and all task stacks."""
+    """Seconds without progress after which the watchdog prints which tasks wait for which, and all task stacks."""
 
     chaos_every_s: float | None = None
-    """Kill or freeze a simulator at random, every so many seconds on average, to see that a run survives it; none leaves
-    them alone."""
+    """Kill or freeze a random simulator, on average every this many seconds, to test that a run survives it. None: never."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the policy and the learner compute; auto takes the first GPU, or says that there is none."""
+    """Device of the policy and the learner. auto: the first GPU, or the CPU with a printed note if there is none."""
 
     torch_threads: int = 1
-    """Threads that the policy and the learner compute with on a CPU; the simulators need cores too."""
+    """Threads for the policy and the learner on a CPU. The simulators need cores too."""
 
     record_to: str | None = None
-    """Also write every control step of every training episode into this LeRobotDataset; slower, as all of them are drawn."""
+    """Also write every control step of all training episodes into this LeRobotDataset. Slower: every step is rendered."""
 
     wandb_project: str | None = None
-    """Also log to this project of Weights & Biases (needs the extra `wandb`)."""
+    """Also log to this project of Weights & Biases (needs the extra `wandb`). None: do not."""
 
     def __post_init__(self) -> None:
         for field in ("updates", "checkpoint_every", "keep_checkpoints", "videos_every", "torch_threads"):
@@ -69,21 +68,21 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
 
 class FilterConfig(Config, frozen=True, kw_only=True):
-    """Which groups are worth an update. The others are replaced while the rollout goes on, and give their place back."""
+    """Filters for groups that are not worth an update. The scheduler replaces them with new groups during the rollout."""
 
     accuracy_bounds: tuple[float, float] = (0.0, 1.0)
-    """Groups whose success rate lies outside are filtered; (0, 1) keeps every group."""
+    """Filter groups whose success rate is outside these bounds; (0, 1) keeps every group."""
 
     drop_equal: Literal["none", "success", "return"] = "none"
-    """Filter groups whose members all had the same success, or the same return of the environment: DAPO's dynamic
+    """Filter groups whose episodes all have the same success, or the same return of the environment. This is DAPO's dynamic
     sampling."""
 
     drop_truncated: bool = False
-    """Filter groups with a member that a limit cut off unsolved."""
+    """Filter groups with an episode that a limit truncated unsolved."""
 
     mask_truncated: bool = False
-    """Episodes that a limit cut off unsolved count in their group's baseline, but are not learnt from: DAPO's overlong
-    filtering."""
+    """Do not train on episodes that a limit truncated unsolved; they still count in their group's baseline. This is DAPO's
+    overlong filtering."""
 
     def __post_init__(self) -> None:
         low, high = self.accuracy_bounds
@@ -91,19 +90,19 @@ class FilterConfig(Config, frozen=True, kw_only=True):
 
 
 class LearningConfig(Config, frozen=True, kw_only=True):
-    """Reinforcement learning by any pipeline, whoever acts and wherever."""
+    """Settings shared by every reinforcement learning run."""
 
     run: RunConfig = RunConfig()
 
     pipeline: str = "grpo"
     """grpo, ppo, dapo, gspo, cpgd, embodied_srpo, embodied_grpo, embodied_ppo, or your own as "module:function". On
-    the command line and in files it also sets the defaults that belong to it."""
+    the command line and in files it also sets its default settings."""
 
     group_size: int = 4
-    """Episodes from the same start; their rewards are compared with each other."""
+    """Episodes from the same start. At least 2 if the advantage compares them with each other."""
 
     temperature: float = 1.0
-    """Of the policy's distribution over actions, in rollout and in training alike."""
+    """Sampling temperature for rollout and training, above 0."""
 
     filter: FilterConfig = FilterConfig()
     reward: RewardConfig = RewardConfig()
@@ -121,7 +120,7 @@ class LearningConfig(Config, frozen=True, kw_only=True):
         self.require(
             self.group_size >= (2 if needs_group else 1),
             "group_size",
-            "at least 2 episodes, so that there is something to compare" if needs_group else "at least 1 episode",
+            "at least 2 episodes, so that they can be compared" if needs_group else "at least 1 episode",
         )
         self.require(self.temperature > 0.0, "temperature", "above 0")
         require_satisfiable(
@@ -133,38 +132,38 @@ class LearningConfig(Config, frozen=True, kw_only=True):
         if self.scheduler.deterministic != self.engine.is_deterministic:
             raise ConfigError(
                 f"scheduler.deterministic is {self.scheduler.deterministic} and engine.is_deterministic "
-                f"{self.engine.is_deterministic}: expected both or neither, as one without the other reproduces nothing"
+                f"{self.engine.is_deterministic}: expected both or neither, because one alone is not reproducible"
             )
 
     @property
     def num_envs(self) -> int:
-        """Episodes that can play at the same time."""
+        """Number of episodes that can run at the same time."""
         raise TypeError(f"{type(self).__name__} has no environments; use TrainingConfig, or TextTrainingConfig")
 
     @property
     def needs_greedy_baseline(self) -> bool:
-        """Whether one episode more of each group is played greedily, for the others to be compared with: ReMax."""
+        """Whether each group has one more, greedy episode as the baseline of the others (ReMax)."""
         return self.advantage.name == "remax"
 
     @property
     def episodes_per_group(self) -> int:
-        """Episodes that are played from the same start: `group_size`, and the greedy one where it is needed."""
+        """Number of episodes from the same start: `group_size`, plus the greedy one if it is needed."""
         return self.group_size + self.needs_greedy_baseline
 
 
 class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of one policy in simulators, which live in processes of their own."""
+    """Reinforcement learning of one policy in simulators, which run in their own processes."""
 
     simulators: SimulatorConfig = SimulatorConfig(num_envs=max(os.cpu_count() or 1, 1))
 
     @property
     def num_envs(self) -> int:
-        """Simulators."""
+        """Number of simulators."""
         return self.simulators.num_envs
 
 
 class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of language policies in text environments, which are coroutines of this process."""
+    """Reinforcement learning of language policies in text environments, which run as coroutines of this process."""
 
     text: TextPoolConfig = TextPoolConfig()
     chat: ChatLimits = ChatLimits()
@@ -175,7 +174,7 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
     @property
     def num_envs(self) -> int:
-        """Conversations at a time."""
+        """Number of conversations that can run at the same time."""
         return self.text.num_envs
 
 
@@ -187,16 +186,16 @@ class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
 
     @property
     def num_envs(self) -> int:
-        """Simulators, and conversations at a time."""
+        """Number of simulators and conversations that can run at the same time."""
         return self.simulators.num_envs + self.text.num_envs
 
 
 class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):
-    """The same for robots: what pipelines that look at videos are told besides."""
+    """Reinforcement learning of robots, with the settings of pipelines that use videos."""
 
     pipeline: str = "embodied_srpo"
     """embodied_srpo, embodied_grpo, embodied_ppo, or any other pipeline, or your own as "module:function". On the command
-    line and in files it also sets the defaults that belong to it."""
+    line and in files it also sets its default settings."""
 
     embedding: EmbeddingConfig = EmbeddingConfig()
     srpo: SrpoConfig = SrpoConfig()

@@ -1,10 +1,10 @@
-"""CPGD: log-probs are clipped instead of ratios, and drifting away from the policy that acted costs.
+"""CPGD: clip log-probs instead of ratios, and penalise drift from the policy that acted.
 
     rollout ─► reward ─► advantage ─► update ─► checkpoint
        └────────────────────┴───────────┘
 
 Liu et al. 2025, arXiv:2505.12504. The graph is GRPO's; the loss has no ratio whose variance could explode, and the drift
-term pulls the policy back towards the one that acted. Groups that teach nothing are made up for by weighing the others more.
+term pulls the policy back towards the one that acted. Other groups get more weight for those without a learning signal.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def cpgd(parts: Parts) -> Pipeline:
-    """The pipeline of one update."""
+    """Build the pipeline of one update."""
     loss = parts.config.learner.loss
     loss.require(loss.name == "cpgd", "name", "'cpgd' in the pipeline cpgd; `with_pipeline(config, \"cpgd\")` sets it")
     return grpo(parts, "cpgd", "Clipped policy gradient with policy drift")

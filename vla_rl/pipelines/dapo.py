@@ -4,7 +4,7 @@
        └─────────────────────────────────┴──────────┘
 
 Yu et al. 2025, arXiv:2503.14476: clip-higher (section 3.1), dynamic sampling (3.2: groups whose episodes all earned the same
-are replaced while the rollout goes on, and give their place back), the mean over tokens (3.3), the overlong penalty (3.4).
+are replaced with new ones during the rollout), the mean over tokens (3.3), the overlong penalty (3.4).
 """
 
 from typing import Any, Final
@@ -22,7 +22,7 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def dapo(parts: Parts) -> Pipeline:
-    """The pipeline of one update."""
+    """Build the pipeline of one update."""
     config = parts.config
     config.filter.require(
         config.filter.drop_equal != "none", "drop_equal", "'return' or 'success', which is DAPO's dynamic sampling"

@@ -1,10 +1,10 @@
-"""PPO for robots: a critic on what the policy sees, one value for each action chunk, and videos of some episodes.
+"""PPO for robots: a critic on the policy's observations, one value for each action chunk, and videos of some episodes.
 
     rollout ─┬► reward ─┐
        │     └► values ─┴► advantage ─► critic ─► update ─► checkpoint
        └─► videos
 
-The reward is 1 on the chunk that solved the task. Advantages are those of chunks; discounts are counted in control steps.
+The reward is 1 on the chunk that solved the task. Each chunk has one advantage; discounts are counted in control steps.
 """
 
 from typing import Any, Final
@@ -23,5 +23,5 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def embodied_ppo(parts: Parts) -> Pipeline:
-    """The pipeline of one update."""
+    """Build the pipeline of one update."""
     return with_videos(ppo(parts, "embodied_ppo", "PPO for vision-language-action policies"), parts)

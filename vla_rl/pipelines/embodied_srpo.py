@@ -1,4 +1,4 @@
-"""SRPO: groups stream in, are embedded as they come, rewarded together, and become one update.
+"""SRPO: embed each group as it completes, reward all groups together, and make one update.
 
     rollout ─► embed ─┐
        │              ▼
@@ -8,8 +8,8 @@
        └─► videos
 
 Fei et al. 2025, "SRPO: Self-Referential Policy Optimization for Vision-Language-Action Models", arXiv:2511.15605. A failure
-is rewarded by how near its trajectory came to the successes of the same task in the same update; group-relative
-advantages and the clipped surrogate do the rest. Any node can be replaced, or another inserted: `docs/graph.md`.
+is rewarded by how near its trajectory came to the successes of the same task in the same update; advantages are
+group-relative, and the loss is the clipped surrogate. Nodes can be replaced or inserted: `docs/graph.md`.
 """
 
 import asyncio
@@ -40,22 +40,22 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def embodied_srpo(parts: Parts) -> Pipeline:
-    """The pipeline of one update.
+    """Build the pipeline of one update.
 
-    Raises: ConfigError for a configuration that does not say how videos are embedded, or wants another reward.
+    Raises: ConfigError if the configuration has no settings for the embedding of videos, or has another reward.
     """
     config = parts.config
     if not isinstance(config, EmbodiedConfig):
         raise ConfigError(
             f"pipeline 'embodied_srpo' got a {type(config).__name__}, expected an EmbodiedConfig "
-            "(vla_rl.pipelines.config), which says how videos are embedded."
+            "(vla_rl.pipelines.config), which has the settings for the embedding of videos."
         )
     if isinstance(parts.model, LanguageModel):
-        raise ConfigError("pipeline 'embodied_srpo' got a policy that speaks, expected one that sees; use grpo.")
+        raise ConfigError("pipeline 'embodied_srpo' got a language policy, expected one that sees images; use grpo.")
     if config.reward != RewardConfig():
         raise ConfigError(
             f"reward.function is {config.reward.function!r} and reward.manager {config.reward.manager!r}, but pipeline "
-            "'embodied_srpo' makes its own reward of successes and distances; leave them, or take embodied_grpo."
+            "'embodied_srpo' makes its own reward of successes and distances; leave them unset, or use embodied_grpo."
         )
     encoder = trajectory_encoder(config.embedding, parts.model, parts.lane)
     bank = ReferenceBank(config.srpo.carry_over)
@@ -81,14 +81,14 @@ def embodied_srpo(parts: Parts) -> Pipeline:
 
 
 async def embed_group(group: Group, encoder: TrajectoryEncoder) -> np.ndarray:
-    """float32 [G, T, D]: each trajectory by its own frames or states."""
+    """Embed each trajectory by its frames or states: float32 [G, T, D]."""
     return await encoder.embed(group.trajectories)
 
 
 async def reward_by_progress(
     update: int, groups: Sequence[Group], embeddings: Sequence[np.ndarray], config: SrpoConfig, bank: ReferenceBank
 ) -> NodeOutput:
-    """float32 [N] over all trajectories of the update: 1 for a success, progress towards the successes for a failure.
+    """Reward all N trajectories of the update: 1 for a success, progress towards the successes for a failure; float32 [N].
 
     Raises: EnvError if an environment does not report success.
     """

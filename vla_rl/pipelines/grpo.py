@@ -1,10 +1,10 @@
-"""GRPO: episodes of a group are compared with each other, and there is no critic.
+"""GRPO: compare the episodes of a group with each other, without a critic.
 
     rollout ─► reward ─► advantage ─► update ─► checkpoint
        └────────────────────┴───────────┘
 
-Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300. Rewards are made group by group while other groups still play. With
-`learner.loss.kl.coef` above 0 a node `reference` joins, beside `reward`; at 0 there is no reference policy at all.
+Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300. Rewards are computed group by group while other groups still run. If
+`learner.loss.kl.coef` is above 0, the graph has a node `reference` beside `reward`; at 0 there is no reference policy.
 """
 
 from typing import Any, Final
@@ -22,7 +22,7 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def grpo(parts: Parts, id: str = "grpo", description: str = "Group relative policy optimization") -> Pipeline:
-    """The pipeline of one update; `id` and `description` are for those who build on it."""
+    """Build the pipeline of one update; `id` and `description` are for pipelines that build on it."""
     config = parts.config
     pipeline = (
         Pipeline(id, description, inputs="update")

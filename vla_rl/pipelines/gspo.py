@@ -1,10 +1,10 @@
-"""GSPO: the ratio of whole episodes is clipped, not that of tokens.
+"""GSPO: clip the ratio of whole episodes instead of tokens.
 
     rollout ─► reward ─► advantage ─► update ─► checkpoint
        └────────────────────┴───────────┘
 
 Zheng et al. 2025, arXiv:2507.18071. The graph is GRPO's; the loss clips the length-normalised ratio of each whole episode,
-very tightly. An episode's decisions may lie in several micro-batches, so the learner computes its ratio before each step.
+to a very narrow range. An episode can span several micro-batches, so the learner computes its ratio before each step.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def gspo(parts: Parts) -> Pipeline:
-    """The pipeline of one update."""
+    """Build the pipeline of one update."""
     loss = parts.config.learner.loss
     loss.require(loss.name == "gspo", "name", "'gspo' in the pipeline gspo; `with_pipeline(config, \"gspo\")` sets it")
     return grpo(parts, "gspo", "Group sequence policy optimization")

@@ -1,7 +1,7 @@
-"""The reference policy in any pipeline, as a term of the loss or as a part of the reward; neither where its weight is 0.
+"""The reference policy in any pipeline, as a term of the loss, as a penalty on the reward, or absent if both weights are 0.
 
 rollout ─► reference ─┬─► update               learner.loss.kl.coef > 0
-                      └─► kl ─► advantage      kl_in_reward.coef > 0: what the reward node gave, less the distance
+                      └─► kl ─► advantage      kl_in_reward.coef > 0: the reward node's output minus the distance
 """
 
 from vla_rl.graph import Node, NodeRole, NodeType, Pipeline
@@ -11,7 +11,7 @@ from vla_rl.pipelines.parts import Parts
 
 
 def with_kl(pipeline: Pipeline, parts: Parts) -> Pipeline:
-    """The pipeline with the nodes that its configuration asks for, changed in place."""
+    """Add the nodes of the reference policy that the configuration asks for; return the same pipeline."""
     in_loss, in_reward = parts.config.learner.loss.needs_reference, parts.config.kl_in_reward.coef > 0.0
     if not (in_loss or in_reward):
         return pipeline
@@ -33,6 +33,6 @@ def with_kl(pipeline: Pipeline, parts: Parts) -> Pipeline:
         reads = ("update", "groups", "rewards", "reference_log_probs")
         node = Node.declare("kl", penalty, reads=reads, writes="rewards_less_kl", node_role=NodeRole.REWARD)
         pipeline.insert_after("reward", node, reroute={"rewards": "rewards_less_kl"})
-        # the node itself reads what the reward node gave
+        # `reroute` also changed what the new node reads; it has to read the reward node's own output
         pipeline.replace_node("kl", reads=reads)
     return pipeline

@@ -1,4 +1,4 @@
-"""What a pipeline is made of, as far as a pipeline knows it. `vla_rl.training.parts` puts the parts of a run together."""
+"""The parts of a run that a pipeline may use, as protocols. `vla_rl.training.parts` builds them."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,63 +11,63 @@ if TYPE_CHECKING:  # they import torch
 
 
 class Stateful(Protocol):
-    """A value of a pipeline that a run goes on from, such as an adaptive coefficient."""
+    """A value of a pipeline that checkpoints save, such as an adaptive coefficient."""
 
     def state(self) -> Any:
-        """Return plain values and arrays that do not change afterwards."""
+        """Return the state as plain values and arrays, which must not change afterwards."""
         ...
 
     def restore(self, state: Any) -> None:
-        """Go on from what `state` returned."""
+        """Continue from a state that `state` returned."""
         ...
 
 
 class Parts(Protocol):
-    """The parts of a run that pipelines use. A critic or a reference policy exists once a pipeline has read it."""
+    """The parts of a run that pipelines use. A critic or a reference policy is created when a pipeline first reads it."""
 
     @property
     def config(self) -> LearningConfig:
-        """The settings of the run."""
+        """Settings of the run."""
         ...
 
     @property
     def model(self) -> "PolicyModel[Any] | LanguageModel[Any]":
-        """The policy. Raises: ConfigError if several policies learn."""
+        """Policy of the run. Raises: ConfigError if several policies learn."""
         ...
 
     @property
     def lane(self) -> "DeviceLane":
-        """The thread that owns the device."""
+        """Thread that owns the device."""
         ...
 
     @property
     def critic(self) -> "Critic | CriticTeam":
-        """The critic, or one for each member of a team."""
+        """Critic, or one for each member of a team."""
         ...
 
     @property
     def reference(self) -> "Reference | ReferenceTeam":
-        """The policy as the run began."""
+        """Copy of the policy as it was when the run began."""
         ...
 
     @property
     def collect(self) -> Callable[..., Any]:
-        """A node function: `Collect`."""
+        """Node function `Collect`."""
         ...
 
     @property
     def learn(self) -> Callable[..., Any]:
-        """A node function: `Learn`."""
+        """Node function `Learn`."""
         ...
 
     @property
     def save(self) -> Callable[..., Any]:
-        """A node function: `Save`."""
+        """Node function `Save`."""
         ...
 
     @property
     def show(self) -> Callable[..., Any]:
-        """A node function: `Show`."""
+        """Node function `Show`."""
         ...
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:

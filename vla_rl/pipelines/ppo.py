@@ -1,13 +1,13 @@
-"""PPO: a critic says what was to be expected, and learns from what came.
+"""PPO: a critic estimates the expected return and is fitted to the observed one.
 
     rollout ─┬► reward ─┐
              └► values ─┴► advantage ─► critic ─► update ─► checkpoint
                               (GAE)       └── returns
 
-Schulman et al. 2017, arXiv:1707.06347, and 2015, arXiv:1506.02438. An episode that the task ended has nothing more to come;
-one that a time limit cut off is continued by the value of its last observation. Values are judged group by group, while
-other groups still play; the critic learns before the policy, and from each update once: where a run is stopped between the
-two, a resume leaves it out.
+Schulman et al. 2017, arXiv:1707.06347, and 2015, arXiv:1506.02438. An episode that the task ended has no further value; one
+that a time limit truncated is bootstrapped with the value of its last observation. Values are computed group by group while
+other groups still run. The critic learns before the policy, and once from each update: if a run is stopped between the two,
+a resume does not train the critic on that update again.
 """
 
 from typing import Any, Final
@@ -25,12 +25,12 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def ppo(parts: Parts, id: str = "ppo", description: str = "Proximal policy optimization") -> Pipeline:
-    """The pipeline of one update; `id` and `description` are for those who build on it."""
+    """Build the pipeline of one update; `id` and `description` are for pipelines that build on it."""
     config = parts.config
     config.require(
         config.advantage.needs_values,
         "advantage",
-        "'gae' or 'marft_gae', which look at the critic's values; with_pipeline(config, 'ppo') sets it",
+        "'gae' or 'marft_gae', which use the critic's values; with_pipeline(config, 'ppo') sets it",
     )
     critic = Node.declare(
         "critic",
