@@ -33,6 +33,6 @@ def with_kl(pipeline: Pipeline, parts: Parts) -> Pipeline:
         reads = ("update", "groups", "rewards", "reference_log_probs")
         node = Node.declare("kl", penalty, reads=reads, writes="rewards_less_kl", node_role=NodeRole.REWARD)
         pipeline.insert_after("reward", node, reroute={"rewards": "rewards_less_kl"})
-        # `reroute` also changed what the new node reads; it has to read the reward node's own output
+        # the node `kl` itself reads the output of the reward node
         pipeline.replace_node("kl", reads=reads)
     return pipeline
