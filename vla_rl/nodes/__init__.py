@@ -1,6 +1,6 @@
-"""Nodes that several pipelines share: rewards, penalties, advantages. None of them knows what the episodes are about.
+"""Nodes that several pipelines share: rewards, penalties, advantages. None of them depends on the kind of episodes.
 
-rewards       how an episode is rewarded, by a name or by "module:function"
-penalties     what is taken off a reward: length, distance from the reference policy
-advantages    from rewards, and values where there is a critic, to what the learner is told
+rewards       reward episodes with a function, selected by name or as "module:function"
+penalties     subtract costs from rewards: for length, for distance from the reference policy
+advantages    compute advantages from rewards, and from values if there is a critic
 """

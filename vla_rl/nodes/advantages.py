@@ -1,7 +1,7 @@
-"""The advantage node: rewards, and values where there is a critic, become what the learner is told of each decision.
+"""The advantage node: compute an advantage for each decision from rewards, and from values if there is a critic.
 
-Without a critic, each agent is compared with itself: what it earned in an episode, with what it earned in the others of the
-group. With one, the decisions of all agents stand in one row, in the order in which they were made.
+Without a critic, each agent is compared with itself: its return in an episode with its returns in the other episodes of the
+group. With one, the decisions of all agents form one sequence, in the order in which they were made.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from vla_rl.types import AgentPart, Group, Trajectory, agents_of, parts_of
 
 
 def members_of(groups: Sequence[Group]) -> list[Trajectory]:
-    """All trajectories, group by group."""
+    """Return all trajectories, group by group."""
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 
 class GroupAdvantage:
-    """The node function without a critic: writes `advantages`, of each trajectory float32 [decisions]."""
+    """The node function without a critic: writes `advantages`, float32 [decisions] for each trajectory."""
 
     def __init__(self, config: AdvantageConfig) -> None:
         self._estimate: AdvantageEstimator = advantage_estimator(config)
 
     async def __call__(self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> NodeOutput:
-        """Advantages of all trajectories, group by group; an agent's are those of its own decisions and returns."""
+        """Return the advantages of all trajectories, group by group; an agent's use its own decisions and returns."""
         trajectories = members_of(groups)
         flat = [reward for of_group in by_group(groups, rewards) for reward in of_group]
         advantages = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
@@ -45,7 +45,7 @@ class GroupAdvantage:
 
 
 class CriticAdvantage:
-    """The node function with a critic: writes `advantages` and `returns`, of each trajectory float32 [decisions]."""
+    """The node function with a critic: writes `advantages` and `returns`, float32 [decisions] for each trajectory."""
 
     def __init__(self, config: AdvantageConfig) -> None:
         self._estimate: AdvantageEstimator = advantage_estimator(config)
@@ -56,7 +56,7 @@ class CriticAdvantage:
         rewards: Sequence[Sequence[Reward]] | np.ndarray,
         judged: Sequence[Sequence[Judged]],
     ) -> NodeOutput:
-        """Advantages and returns of all trajectories, group by group."""
+        """Return the advantages and returns of all trajectories, group by group."""
         flat = [each for of_group in judged for each in of_group]
         made = self._estimate(reward_batch(groups, by_group(groups, rewards), flat))
         acted = made.advantage if made.mask is None else made.advantage[made.mask]
@@ -67,9 +67,9 @@ class CriticAdvantage:
 
 
 def reward_batch(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: Sequence[Judged]) -> RewardBatch:
-    """What an estimator with a critic is given: one row a trajectory, one column a decision, whoever made it.
+    """Build the input of an estimator with a critic: one row per trajectory, one column per decision of any agent.
 
-    A time limit cuts an episode off (`judged` says what was still to come); success and failure end it.
+    A time limit truncates an episode (`judged` holds the value of the rest); success and failure end it.
     """
     trajectories = members_of(groups)
     pairs = list(zip(trajectories, [reward for of_group in rewards for reward in of_group], strict=True))
@@ -85,9 +85,9 @@ def reward_batch(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], j
 def _batch_of_agent(
     agent: str, parts: Sequence[AgentPart], trajectories: Sequence[Trajectory], rewards: Sequence[Reward]
 ) -> RewardBatch:
-    """What an estimator without a critic is given about one agent: one row for each episode in which it decided.
+    """Build the input of an estimator without a critic for one agent: one row for each episode in which it decided.
 
-    Where a member of a group played greedily, what the agent earned in it is what ReMax compares the others with.
+    If an episode of a group is greedy, the agent's return in it is the baseline of ReMax.
     """
     own: list[Reward] = [
         rewards[part.row] if np.ndim(rewards[part.row]) == 0 else np.asarray(rewards[part.row])[list(part.decisions)]

@@ -1,4 +1,4 @@
-"""The nodes at both ends of a pipeline: collect groups at one, learn from them, save and show at the other."""
+"""The nodes at the ends of a pipeline: the first collects groups, the last ones learn from them, save and show."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -17,7 +17,7 @@ from vla_rl.types import Group, Trajectory
 
 
 class Collect:
-    """The node function: the groups of an update, as they complete."""
+    """The node function that yields the groups of an update as they complete."""
 
     def __init__(self, scheduler: EpisodeScheduler) -> None:
         self._scheduler = scheduler
@@ -29,15 +29,15 @@ class Collect:
 
 
 class Learn:
-    """The node function: one update of the policy, and its entry in the scheduler's books.
+    """The node function that updates the policy and records the update in the scheduler.
 
     Args:
         learner: updates the policy, or the policies of a team.
-        scheduler: keeps the books of episodes.
-        mask_truncated: do not learn from episodes that a limit cut off unsolved.
-        warmup_updates: called for the number of first updates in which the policy stands still while its critic learns.
-        snapshot: takes what a checkpoint holds.
-        is_due: tells whether the update of this version is followed by a checkpoint.
+        scheduler: records which episodes were trained on.
+        mask_truncated: do not learn from episodes that a limit truncated unsolved.
+        warmup_updates: returns the number of first updates in which only the critic learns.
+        snapshot: returns the content of a checkpoint.
+        is_due: returns whether a checkpoint follows the update of this version.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Learn:
 
     @property
     def is_between_updates(self) -> bool:
-        """True if weights, optimizer and books are those of one whole update; never again after one that failed."""
+        """Whether weights, optimizer and scheduler are at the same complete update; stays False after a failed one."""
         return not self._is_learning and self._learner.weight_version == self._scheduler.version
 
     async def __call__(
@@ -68,24 +68,26 @@ class Learn:
         advantages: Sequence[Advantage] | np.ndarray,
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]] | None = None,
     ) -> NodeOutput:
-        """Make one update; writes what to save if a checkpoint is due, else None.
+        """Make one update; write a snapshot to save if a checkpoint is due, else None.
 
-        The policy stands still while its critic is warmed up, and if no episode is left to learn from. An update that has
-        begun is carried to its end, so that weights and books never disagree about the version.
+        The policy does not change while its critic warms up, or if no episode is left to learn from. An update that has
+        started is completed even if it is cancelled, so that weights and scheduler agree about the version.
 
         Args:
-            groups: of the update.
+            groups: groups of the update.
             advantages: one for each episode of all groups, in order.
-            reference_log_probs: for each episode of each group, float32 [T] of each decision.
+            reference_log_probs: for each episode of each group, float32 [T] for each decision.
         """
         trajectories = members_of(groups)
         if len(advantages) != len(trajectories):
-            raise WrongInput("advantages", f"there are {len(advantages)}, expected {len(trajectories)}, one an episode")
+            raise WrongInput(
+                "advantages", f"there are {len(advantages)}, expected {len(trajectories)}, one for each episode"
+            )
         references = None
         if reference_log_probs is not None:
             references = [log_probs for of_group in reference_log_probs for log_probs in of_group]
         update = self._update_of(trajectories, list(advantages), references)
-        self._is_learning = True  # and stays so if it raises: the weights may be those of half an update
+        self._is_learning = True  # stays True if the update raises: it may have changed half of the weights
         report, is_cancelled = await carried_through(update)
         self._scheduler.trained(groups, report.weight_version)
         self._is_learning, self.last_report = False, report
@@ -100,7 +102,7 @@ class Learn:
         advantages: list[Advantage],
         references: list[Sequence[np.ndarray]] | None,
     ) -> Any:
-        """Return the coroutine of the update, not begun yet."""
+        """Return the coroutine of the update, not started."""
         kept, advantages = learnt_from(trajectories, advantages, mask_truncated=self._mask_truncated)
         references = None if references is None else [references[row] for row in kept]
         if not kept or self._scheduler.version < self._warmup_updates():
@@ -109,7 +111,7 @@ class Learn:
 
 
 class Save:
-    """The node function: prepare a checkpoint. It appears once the update has its line of metrics."""
+    """The node function that prepares a checkpoint, which appears once the update's metrics are written."""
 
     def __init__(self, prepare: Callable[[Any], Awaitable[None]]) -> None:
         self._prepare = prepare
@@ -121,11 +123,11 @@ class Save:
 
 
 class Show:
-    """The node function: offer episodes to whatever draws them, which picks and does not wait."""
+    """The node function that offers episodes to the recorder of videos, which picks some and returns at once."""
 
     def __init__(self) -> None:
         self.offer: Callable[[int, Sequence[Trajectory]], None] | None = None
-        """Takes the update and its episodes; None for as long as nothing draws them."""
+        """Recorder, called with the update and its episodes; None if there is none."""
 
     async def __call__(self, update: int, groups: Sequence[Group]) -> None:
         """Offer all episodes of the update."""

@@ -1,4 +1,4 @@
-"""Nodes that ask another network about episodes: the critic for values, the reference policy for log-probs."""
+"""Nodes that run other networks on episodes: the critic for values, the reference policy for log-probs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from vla_rl.types import Group
 
 
 class JudgeValues:
-    """The node function: values of one group's episodes, one `Judged` for each."""
+    """The node function that computes the values of one group's episodes, one `Judged` for each."""
 
     def __init__(self, critic: Critic | CriticTeam) -> None:
         self._critic = critic
 
     async def __call__(self, group: Group) -> list[Judged]:
-        """Values of every decision, and of what came after the last one."""
+        """Return the value of every decision, and of the observation after the last one."""
         return await self._critic.values(group.trajectories)
 
 
 class LearnValues:
-    """The node function: the critic learns from the returns of an update, once begun to the end."""
+    """The node function that fits the critic to the returns of an update; once started, it is completed."""
 
     def __init__(self, critic: Critic | CriticTeam) -> None:
         self._critic = critic
@@ -32,7 +32,7 @@ class LearnValues:
     async def __call__(
         self, update: int, groups: Sequence[Group], judged: Sequence[Sequence[Judged]], returns: Sequence[np.ndarray]
     ) -> NodeOutput:
-        """Fit the values; writes nothing but metrics, and none where it learnt from this update before a resume."""
+        """Fit the values; write only metrics, and none if the critic learnt from this update before a resume."""
         flat = [each for of_group in judged for each in of_group]
         learning = self._critic.update(members_of(groups), flat, returns, number=update)
         metrics, is_cancelled = await carried_through(learning)
@@ -42,11 +42,11 @@ class LearnValues:
 
 
 class ReferenceLogProbs:
-    """The node function: how likely the frozen reference policy would have made one group's choices."""
+    """The node function that computes the log-probs of one group's actions under the frozen reference policy."""
 
     def __init__(self, reference: Reference | ReferenceTeam) -> None:
         self._reference = reference
 
     async def __call__(self, group: Group) -> list[list[np.ndarray]]:
-        """For each episode float32 [T] of each decision."""
+        """Return, for each episode, float32 [T] for each decision."""
         return await self._reference.log_probs(group.trajectories)

@@ -1,4 +1,4 @@
-"""What is taken off a reward before it becomes an advantage: for length, and for distance from the reference policy."""
+"""Penalties that are subtracted from rewards before the advantages: for length, and for distance from the reference."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ from vla_rl.types import Group, Trajectory
 
 
 class OverlongPenalty:
-    """The node function: rewards of each group, less what their length in tokens costs."""
+    """The node function that subtracts a penalty for an episode's length in tokens from its reward."""
 
     def __init__(self, config: OverlongConfig) -> None:
         self._config = config
 
     async def __call__(self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> NodeOutput:
-        """Rewards by group, of each episode float [decisions]; the penalty falls on the last decision."""
+        """Return rewards by group, float [decisions] for each episode; the last decision gets the penalty."""
         shaped, penalties = [], []
         for group, of_group in zip(groups, by_group(groups, rewards), strict=True):
             lengths = np.array([num_tokens(trajectory) for trajectory in group.trajectories])
@@ -34,29 +34,29 @@ class OverlongPenalty:
 
 
 class KlCoefficient(msgspec.Struct, frozen=True):
-    """What a nat of distance costs."""
+    """Weight of the distance in the reward, per nat."""
 
     update: int
-    """The update it was used in last; -1 for none yet."""
+    """Last update that used it; -1 before the first."""
 
     coef: float
-    """In that update."""
+    """Coefficient in that update."""
 
     next_coef: float
 
     earlier: tuple[float, ...] = ()
-    """In the updates before it that may be made again, the newest last."""
+    """Coefficients in the updates before it that may be made again, the newest last."""
 
 
 class KlPenalty:
-    """The node function: rewards of each group, less what the distance from the reference policy costs.
+    """The node function that subtracts a penalty for the distance from the reference policy from rewards.
 
-    Its coefficient may adapt from update to update; it is all the state there is. An update that is made again, as after a
-    resume, has the coefficient that it had.
+    Its only state is the coefficient, which may adapt from update to update. An update that is made again, such as after a
+    resume, uses the same coefficient again.
 
     Args:
-        config: the coefficient, and how it adapts.
-        max_staleness: of the run; as many updates may be rewarded before the one that a checkpoint goes on with.
+        config: coefficient, and how it adapts.
+        max_staleness: the run's. Up to this many updates may be rewarded ahead of a checkpoint; a resume makes them again.
     """
 
     def __init__(self, config: KlRewardConfig, max_staleness: int) -> None:
@@ -70,7 +70,7 @@ class KlPenalty:
         rewards: Sequence[Sequence[Reward]] | np.ndarray,
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
     ) -> NodeOutput:
-        """Rewards by group, of each episode float [decisions]: each decision answers for its own tokens."""
+        """Return rewards by group, float [decisions] for each episode; each decision gets the penalty of its own tokens."""
         earlier, coef = self._coefs_until(update)
         shaped, sums, counts = [], [], []
         for group, of_group, references in zip(groups, by_group(groups, rewards), reference_log_probs, strict=True):
@@ -89,18 +89,18 @@ class KlPenalty:
         return NodeOutput(shaped, metrics={"reward/reference_kl": observed, "reward/kl_coef": coef})
 
     def _coefs_until(self, update: int) -> tuple[tuple[float, ...], float]:
-        """Those of the updates before one, as far as they are kept, and its own."""
+        """Return the stored coefficients of the updates before `update`, and its own."""
         state = self._state
         known = (*state.earlier, state.coef, state.next_coef)
         place = min(max(len(state.earlier) + update - state.update, 0), len(known) - 1)
         return known[max(place - self._max_staleness, 0) : place], known[place]
 
     def state(self) -> KlCoefficient:
-        """A part of a checkpoint."""
+        """Return the coefficients for a checkpoint."""
         return self._state
 
     def restore(self, state: KlCoefficient) -> None:
-        """Go on with a coefficient."""
+        """Continue with the coefficients of a checkpoint."""
         self._state = state
 
 
@@ -108,10 +108,10 @@ def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.n
     """Sum log pi_behavior - log pi_reference over the executed tokens of each decision, an estimate of the KL (k1).
 
     Args:
-        trajectory: with the log-probs of the weights that acted.
-        reference: float32 [T] for each decision.
+        trajectory: episode with the log-probs of the weights that acted.
+        reference: the reference policy's log-probs, float32 [T] for each decision.
 
-    Returns: float64 [decisions]. Raises: ValueError for one that is not finite, naming the episode.
+    Returns: float64 [decisions]. Raises: ValueError, naming the episode, if a value is not finite.
     """
     differences = [
         np.where(executed_tokens(step), step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()
@@ -122,11 +122,11 @@ def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.n
     if len(bad):
         raise ValueError(
             f"the distance of decision {bad[0]} of episode {trajectory.episode.episode_id} from the reference policy is "
-            f"{kl[bad[0]]}, expected a finite number; look at the log-probs of the reference and of the engine."
+            f"{kl[bad[0]]}, expected a finite number; check the log-probs of the reference and of the engine."
         )
     return kl
 
 
 def num_tokens(trajectory: Trajectory) -> int:
-    """Tokens that the policy chose and that had an effect."""
+    """Count the tokens that the policy chose and that were executed."""
     return int(sum(executed_tokens(step).sum() for step in trajectory.steps))

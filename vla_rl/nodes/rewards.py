@@ -1,10 +1,10 @@
-"""How episodes are rewarded: a function of one trajectory, and a manager that applies it to a group.
+"""Rewards of episodes: a function of one trajectory, and a manager that applies it to a group.
 
     reward    (trajectory) -> number, or float [decisions]; plain or async
     manager   async (group, reward) -> one reward for each member, in order
 
-Both are chosen by name, or by `"module:function"` for one's own. Rewards are made group by group, while others still play.
-Where several agents share an episode, a reward by decisions belongs to whoever decided, and one number to each of them.
+Both are selected by name, or as `"module:function"` for your own. Rewards are computed group by group, while others still
+run. If several agents share an episode, a reward by decision belongs to the agent that decided, a single number to each.
 """
 
 import asyncio
@@ -23,39 +23,39 @@ from vla_rl.types import DEFAULT_AGENT, Config, Group, Trajectory, agents_of, pa
 T = TypeVar("T")
 
 Reward: TypeAlias = float | np.ndarray
-"""Of one episode: one number, earned by the last decision (of each agent), or float [decisions]."""
+"""Reward of one episode: one number, for the last decision (of each agent), or float [decisions]."""
 
 RewardFunction: TypeAlias = Callable[[Trajectory], Reward | Awaitable[Reward]]
 RewardManager: TypeAlias = Callable[[Group, RewardFunction], Awaitable[Sequence[Reward]]]
 
 MAX_THREADS: Final = 16
-"""Blocking rewards of one group that are computed at the same time by the manager `threads`."""
+"""Maximum number of rewards of one group that the manager `threads` computes at the same time."""
 
 
 class RewardConfig(Config, frozen=True, kw_only=True):
-    """Which reward, and how it is applied."""
+    """The reward, and how it is applied to a group."""
 
     function: str = "environment"
-    """`environment`: what the environment paid for each decision; `success`: 1 where the task was solved, else 0; or
-    "module:function" of your own, which is given a trajectory and returns a number."""
+    """`environment`: the environment's reward for each decision; `success`: 1 if the task was solved, else 0; or your own
+    "module:function", which takes a trajectory and returns a number."""
 
     manager: str = "each"
-    """`each`: members one after the other, in the event loop; `threads`: beside each other in threads, for functions that
-    block; or "module:function" of your own, which is given a group and the reward."""
+    """`each`: reward the episodes of a group one after the other, in the event loop; `threads`: at the same time in threads,
+    for functions that block; or your own "module:function", which takes a group and the reward."""
 
 
 def environment(trajectory: Trajectory) -> np.ndarray:
-    """float32 [decisions]: the undiscounted sum over the control steps of each decision."""
+    """Return the undiscounted sum of rewards over the control steps of each decision: float32 [decisions]."""
     return np.array([step.rewards.sum() for step in trajectory.steps], np.float32)
 
 
 def success(trajectory: Trajectory) -> float:
-    """1 where the task was solved, else 0."""
+    """Return 1 if the task was solved, else 0."""
     return float(trajectory.is_success)
 
 
 async def each(group: Group, reward: RewardFunction) -> list[Reward]:
-    """Member by member; an async reward may wait for something else meanwhile."""
+    """Reward the episodes one after the other. An async reward may wait without blocking the event loop."""
     rewards: list[Reward] = []
     for trajectory in group.trajectories:
         value = reward(trajectory)
@@ -64,7 +64,7 @@ async def each(group: Group, reward: RewardFunction) -> list[Reward]:
 
 
 async def threads(group: Group, reward: RewardFunction) -> list[Reward]:
-    """All members beside each other, in threads; the first error is raised once the others have ended."""
+    """Reward all episodes at the same time, in threads; raise the first error after all have ended."""
     if inspect.iscoroutinefunction(reward):
         raise ConfigError("the reward manager 'threads' is for plain functions, and this reward is async; use 'each'.")
     room = asyncio.Semaphore(MAX_THREADS)
@@ -85,23 +85,25 @@ MANAGERS: Final = MappingProxyType[str, RewardManager]({"each": each, "threads":
 
 
 class GroupReward:
-    """The node function: rewards of one group. Raises at once, when it is made, for names that mean nothing."""
+    """The node function that rewards one group. Raises: ConfigError, when it is made, for an unknown name."""
 
     def __init__(self, config: RewardConfig) -> None:
         self._reward = named(REWARDS, config.function, "reward")
         self._manager = named(MANAGERS, config.manager, "reward manager")
 
     async def __call__(self, group: Group) -> NodeOutput:
-        """One reward for each member.
+        """Return one reward for each episode.
 
-        Raises: ValueError for one that is not finite, with its episode; EnvError for the reward `success` of an environment
-        that does not report success.
+        Raises: ValueError, naming the episode, if a reward is not finite; EnvError if the reward is `success` and the
+        environment does not report success.
         """
         if self._reward is success:
             require_known_success(group, "reward.function is 'success'")
         rewards = list(await self._manager(group, self._reward))
         if len(rewards) != len(group.trajectories):
-            raise ValueError(f"the reward manager gave {len(rewards)} rewards for {len(group.trajectories)} episodes.")
+            raise ValueError(
+                f"the reward manager returned {len(rewards)} rewards for {len(group.trajectories)} episodes."
+            )
         for trajectory, reward in zip(group.trajectories, rewards, strict=True):
             check_reward(trajectory, reward)
         outcomes = [outcome(*pair) for pair in zip(group.trajectories, rewards, strict=True)]
@@ -115,7 +117,7 @@ class GroupReward:
 
 
 def named(table: Mapping[str, T], name: str, kind: str) -> T:
-    """`table[name]`, or what `"module:function"` names. Raises: ConfigError with the nearest match."""
+    """Return `table[name]`, or the function that `"module:function"` names. Raises: ConfigError with the nearest match."""
     if not is_function_path(name):
         return chosen(table, name, kind)
     found: T = load_function(name, kind)
@@ -123,12 +125,12 @@ def named(table: Mapping[str, T], name: str, kind: str) -> T:
 
 
 def outcome(trajectory: Trajectory, reward: Reward) -> float:
-    """What an episode earned in all; of several agents, the mean."""
+    """Return the total reward of an episode; with several agents, their mean."""
     return float(np.mean(list(outcomes_by_agent(trajectory, reward).values())))
 
 
 def outcomes_by_agent(trajectory: Trajectory, reward: Reward) -> dict[str, float]:
-    """What each agent earned in all, by name: one number is everybody's, one for each decision that of who decided."""
+    """Return each agent's total reward by name: a single number counts for every agent, a decision's for its agent."""
     agents = agents_of([trajectory])
     if np.ndim(reward) == 0:
         return dict.fromkeys(agents, float(reward))
@@ -151,7 +153,7 @@ def require_known_success(group: Group, wanted_by: str) -> None:
 
     Args:
         group: the episodes.
-        wanted_by: the setting that needs to know whether they were successes, for the error.
+        wanted_by: description of the setting that needs the success of episodes, for the error.
     """
     members = group.trajectories
     if any(member.stop_reason.is_of_environment for member in members) and not any(
@@ -165,7 +167,7 @@ def require_known_success(group: Group, wanted_by: str) -> None:
 
 
 def by_decision(trajectory: Trajectory, reward: Reward) -> np.ndarray:
-    """float64 [decisions]: one number belongs to the last decision of each agent."""
+    """Return the reward of each decision, float64 [decisions]; a single number goes to the last decision of each agent."""
     values = np.asarray(reward, np.float64)
     if values.ndim == 1:
         return values
@@ -178,9 +180,9 @@ def by_decision(trajectory: Trajectory, reward: Reward) -> np.ndarray:
 def by_group(
     groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | Sequence[float] | np.ndarray
 ) -> list[list[Reward]]:
-    """Rewards of each group; a flat array or list [N] over all episodes of the update is cut at the groups' ends.
+    """Return the rewards of each group; a flat array or list [N] over all episodes of the update is split by group.
 
-    Raises: WrongInput for another number of rewards, and for one that does not fit its episode or is not finite.
+    Raises: WrongInput if their number is wrong, or if one does not fit its episode or is not finite.
     """
     sizes = [len(group.trajectories) for group in groups]
     found = _as_groups(sizes, rewards)
@@ -199,7 +201,7 @@ def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
         flat = np.asarray(rewards)
         if flat.shape != (sum(sizes),):
             raise WrongInput(
-                "rewards", f"it is {list(flat.shape)}, expected [{sum(sizes)}], one reward for each episode"
+                "rewards", f"its shape is {list(flat.shape)}, expected [{sum(sizes)}], one reward for each episode"
             )
         return [list(of_group) for of_group in np.split(flat, np.cumsum(sizes)[:-1])]
     found = [list(of_group) for of_group in rewards]
@@ -210,7 +212,7 @@ def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
 
 
 def _metrics_by_agent(group: Group, rewards: Sequence[Reward]) -> dict[str, float]:
-    """Of agents that have names: `reward/solver/mean`, and how often an episode that it took part in was a success."""
+    """Return metrics of each named agent: its mean reward (`reward/solver/mean`), and the success rate of its episodes."""
     metrics = {}
     for agent in agents_of(group.trajectories):
         if agent == DEFAULT_AGENT:

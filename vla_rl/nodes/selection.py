@@ -1,9 +1,9 @@
-"""Which episodes of an update are learnt from; the others were only there to be compared with.
+"""Selection of the episodes of an update to learn from. Two kinds are left out and only count in their groups' baselines:
 
-    greedy       what ReMax's baseline was measured with: the policy chose nothing by its own distribution
-    cut off      unsolved by a limit, where `filter.mask_truncated` says so: DAPO's overlong filtering
+    greedy       ReMax's baseline episode, in which the policy did not sample its actions
+    truncated    by a limit and unsolved, if `filter.mask_truncated` is set: DAPO's overlong filtering
 
-Both count in their groups' baselines: this happens after the advantages are made.
+The selection happens after the advantages are computed.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from vla_rl.types import Trajectory
 
 
 def is_cut_short(trajectory: Trajectory) -> bool:
-    """Whether a limit ended the episode unsolved, so that nobody knows what it would have been worth."""
+    """Return whether a limit ended the episode unsolved, so that its full return is unknown."""
     return trajectory.stop_reason.is_cut_off and not trajectory.is_success
 
 
 def learnt_from(
     trajectories: Sequence[Trajectory], advantages: Sequence[Advantage], *, mask_truncated: bool
 ) -> tuple[list[int], list[Advantage]]:
-    """Positions of the episodes to learn from, and their advantages; maybe of none.
+    """Return the positions of the episodes to learn from, and their advantages; both may be empty.
 
     Args:
-        trajectories: of the update.
-        advantages: one for each.
-        mask_truncated: leave out those that a limit cut off unsolved.
+        trajectories: episodes of the update.
+        advantages: one for each episode.
+        mask_truncated: leave out episodes that a limit truncated unsolved.
     """
     is_learnt = np.array([not trajectory.episode.sampling.greedy for trajectory in trajectories])
     if mask_truncated:
