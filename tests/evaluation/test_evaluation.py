@@ -355,7 +355,7 @@ def test_numbers_are_lists_of_ranges(text: str, numbers: tuple[int, ...]) -> Non
     ("text", "message"),
     [
         ("0-5", "tasks are '0-5', expected numbers from 0 to 4"),
-        ("3-1", "expected ranges that rise, not '3-1'"),
+        ("3-1", "expected ascending ranges, not '3-1'"),
         ("", "expected 'all', or numbers and ranges"),
         ("1;2", "expected 'all', or numbers and ranges"),
     ],

@@ -109,7 +109,7 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
         asyncio.run(main(Command(EvalLaunch(resume=folder), warmer)))
     wider = msgspec.structs.replace(config, init_states="40-44")
     assert asyncio.run(main(Command(EvalLaunch(resume=folder, dry_run=True), wider))) == 0
-    assert "5 episodes, greedily, 4 of them played already" in " ".join(capsys.readouterr().out.split())
+    assert "5 episodes, greedily, 4 of them done already" in " ".join(capsys.readouterr().out.split())
 
 
 async def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
@@ -124,7 +124,7 @@ async def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
     )
     assert await main(Command(EvalLaunch(dry_run=True), config)) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "20 episodes, greedily, 0 of them played already" in text
+    assert "20 episodes, greedily, 0 of them done already" in text
     assert "520 each, 5200 in all" in text
     assert "weights of the policy" in text
     assert "everything that the evaluation would read was found" in text

@@ -267,7 +267,7 @@ def test_actions_without_a_gripper_are_not_taught_to_a_policy_that_takes_their_l
     [
         (
             {"cameras": ("image", "side")},
-            "looks through 'side', .* its cameras are image, wrist_image",
+            "needs the camera 'side', .* its cameras are image, wrist_image",
         ),
         ({"action_dim": 14}, "gives actions of 14 numbers, and LIBERO's arm takes 7"),
         ({"proprio": ProprioConfig(low=(0.0,), high=(1.0,))}, "reads a state of 1 numbers, and LIBERO's has 8"),

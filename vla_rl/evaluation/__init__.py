@@ -1,5 +1,5 @@
-"""Playing given episodes, each once, and what came of them: shared by `eval_libero`, `watch_libero` and
-runs that are judged by held-out episodes.
+"""Evaluation: run given episodes, each once, and store the results. `eval_libero`, `watch_libero` and training runs
+with held-out episodes share it.
 
 planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, videos, recordings ─► tables, results.json
 """

@@ -1,4 +1,4 @@
-"""What results depend on, in a file beside them: results of other conditions are never added to it."""
+"""The conditions that results depend on, in a file beside them. Results under other conditions are never added."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from vla_rl.types import EpisodeSpec
 logger = logging.getLogger(__name__)
 
 _OF_THE_EPISODE: Final = ("suite", "task_id", "scene_seed")
-"""Arguments of an environment that say which episode it is, not how it is played."""
+"""Arguments of an environment that identify the episode; they are not conditions."""
 
 _BEFORE_IT_WAS_RECORDED: Final = {"scenes": "same"}
-"""Conditions that older records leave out, and what they were."""
+"""Conditions that older records lack, and their values then."""
 
 
 def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
-    """How episodes are played, whichever they are: arguments of their environments, and how actions are chosen.
+    """Return the conditions of episodes: arguments of their environments, and how actions are chosen.
 
-    Where episodes differ, all values in a list.
+    If episodes differ in one, it is the list of all values.
     """
     found: dict[str, list[Any]] = {}
     for episode in episodes:
@@ -37,15 +37,15 @@ def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
 
 
 def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
-    """Raises: ConfigError if the record at `path` differs or cannot be read; without one, anything goes."""
+    """Raise ConfigError if the record at `path` differs or cannot be read. Without a record, all conditions are accepted."""
     if not path.exists():
         return
     try:
         before = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no JSON, or bytes that are no text
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
         raise ConfigError(
-            f"{path} cannot be read, expected how the results beside it came about: {error}; begin anew elsewhere, or "
-            "remove it if you know that they are of the same conditions"
+            f"{path} cannot be read, expected the conditions of the results beside it: {error}; start again in another "
+            "folder, or remove the file if you know that the conditions are the same"
         ) from error
     now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
     before = {name: value for name, value in _BEFORE_IT_WAS_RECORDED.items() if name in now} | before
@@ -53,28 +53,28 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
         if before.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is {now.get(name)!r} now, but {path} says {before.get(name)!r}, and one table cannot hold both; "
-                "go on as it says, or begin anew"
+                "use the recorded value, or start again in another folder"
             )
 
 
 def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | None = None) -> None:
-    """Write conditions down, or refuse to go on under others. Warns if `results` are older than their conditions.
+    """Write the conditions, or check them if they are written already. Warns if there are `results` without conditions.
 
-    Raises: ConfigError for other conditions; OSError if they cannot be written down.
+    Raises: ConfigError if the conditions differ; OSError if they cannot be written.
     """
     refuse_other_conditions(path, conditions)
     if path.exists():
         return
     if results is not None and results.exists() and results.stat().st_size > 0:
-        logger.warning("%s does not say how its results came about; new ones stand beside them all the same", results)
+        logger.warning("the conditions of the results in %s are unknown; new results are added all the same", results)
     write_whole(path, msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
 
 
 def note_conditions_if_possible(path: Path, conditions: Mapping[str, Any], results: Path) -> None:
-    """The same for a run that goes on without the file: a full disk is a warning. Raises: ConfigError."""
+    """Do as `note_conditions`, but log a warning if the conditions cannot be written. Raises: ConfigError."""
     try:
         note_conditions(path, conditions, results)
     except OSError as error:
         logger.warning(
-            "%s could not be written, so the results beside it do not say how they came about: %s", path, error
+            "%s could not be written, so the conditions of the results beside it are not recorded: %s", path, error
         )

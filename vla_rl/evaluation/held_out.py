@@ -1,7 +1,7 @@
-"""What a run is judged by: greedy episodes from starts that training never sees, before its first update and after its last.
+"""Evaluation within a training run: greedy episodes from held-out starts, before the first update and after the last.
 
-held_out.jsonl in the run's folder: one line an episode, with the weight version that played it; a resumed run goes on with
-it, under the conditions in held_out_conditions.json.
+held_out.jsonl in the run's folder has one line per episode, with its weight version. A resumed run continues the file, under
+the conditions in held_out_conditions.json.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -38,25 +38,25 @@ from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 
 
 class HeldOutResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One episode, and who played it."""
+    """The result of one episode, and the weight version that acted."""
 
     weight_version: int
     result: EpisodeResult
 
 
 class Judge(Protocol):
-    """Evaluates a policy in the middle of a run, while nothing else plays."""
+    """Evaluates a policy in the middle of a run, while no other episode runs."""
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: Any) -> None:
-        """Play, and leave the results in `run`."""
+        """Run the episodes and store the results in `run`."""
         ...
 
     def check(self, run: RunDirectory) -> None:
-        """Raises: ConfigError if the results in `run` are of other conditions, before a run goes on."""
+        """Check the results in `run` before it is resumed. Raises: ConfigError if their conditions differ."""
         ...
 
     def leave_later(self, run: RunDirectory, version: int) -> None:
-        """Set aside the results of weights after `version`: the run goes on from there, and makes others.
+        """Set aside the results of weights after `version`, because the run resumes there and makes new ones.
 
         Raises: OSError.
         """
@@ -64,12 +64,12 @@ class Judge(Protocol):
 
 
 class HeldOutJudge:
-    """Plays the same episodes whenever it is asked, each once a weight version.
+    """Runs the same episodes at each call, each once per weight version.
 
     Args:
-        episodes: what to play.
-        film: given each trajectory and its weight version, in the order in which they end; a place for videos.
-        assets: which of LIBERO's assets were found, where the episodes leave it to whoever plays them.
+        episodes: episodes to run.
+        film: called with each trajectory and its weight version, in the order in which they end, to make videos.
+        assets: the assets of LIBERO that were found, if the episodes do not name them.
     """
 
     def __init__(
@@ -81,28 +81,28 @@ class HeldOutJudge:
     ) -> None:
         self._episodes, self._film = tuple(episodes), film
         self.conditions = conditions_of_play(episodes) | ({"assets": assets} if assets else {})
-        """What the results depend on."""
+        """Conditions that the results depend on."""
         self._outlet: Outlet[bytes] | None = None
         self._film_failures = FailureStreak("film strips of held-out episodes", "that episode has none")
 
     def check(self, run: RunDirectory) -> None:
-        """Raises: ConfigError where the results in `run` were played under other conditions."""
+        """Check the results in `run`. Raises: ConfigError if their conditions differ."""
         refuse_other_conditions(conditions_path(run), self.conditions)
 
     @property
     def num_failed_films(self) -> int:
-        """Episodes whose `film` could not be written; their results stand."""
+        """Number of episodes whose `film` could not be written; their results are kept."""
         return self._film_failures.num_failed
 
     def leave_later(self, run: RunDirectory, version: int) -> None:
-        """Set aside the results of weights that a run, which goes on from `version`, makes anew. Raises: OSError."""
+        """Set aside the results of weights after `version`, which a resumed run makes again. Raises: OSError."""
         set_aside_lines(results_path(run), lambda line: _is_of(line, version))
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: PolicyEngine) -> None:
-        """Play what this weight version has not played yet, and print how it went beside the earlier versions.
+        """Run the episodes that this weight version lacks, and print its results beside those of earlier versions.
 
-        A result that cannot be written is reported and tried again with the next; on a resume those that are not on disk
-        are played again. Raises: ConfigError if the earlier versions were played under other conditions.
+        A result that cannot be written is reported and written with the next one; a resume runs the episodes whose results
+        are not on disk again. Raises: ConfigError if the earlier versions ran under other conditions.
         """
         note_conditions_if_possible(conditions_path(run), self.conditions, results_path(run))
         version, path = engine.weight_version, results_path(run)
@@ -126,7 +126,7 @@ class HeldOutJudge:
         console.print(held_out_table(results))
 
     def _outlet_of(self, path: Path) -> Outlet[bytes]:
-        """One for all times that this judge is asked: a result that found no room is written the next time."""
+        """Return the outlet, the same for all calls, so that a result that found no room is written by the next call."""
         if self._outlet is None:
             self._outlet = line_outlet(path)
         return self._outlet
@@ -145,41 +145,41 @@ class HeldOutJudge:
 def _is_of(line: bytes, last: int) -> bool:
     try:
         return msgspec.json.decode(line, type=HeldOutResult).weight_version <= last
-    except (ValueError, RecursionError):  # which reading the file reports
+    except (ValueError, RecursionError):  # reported when the file is read
         return True
 
 
 def conditions_path(run: RunDirectory) -> Path:
-    """Where it stands how a run's held-out episodes are played."""
+    """Return the file with the conditions of a run's held-out episodes."""
     return run.path / "held_out_conditions.json"
 
 
 def results_path(run: RunDirectory) -> Path:
-    """Where a run's held-out results stand."""
+    """Return the file with a run's held-out results."""
     return run.path / "held_out.jsonl"
 
 
 def read_held_out(path: Path) -> list[HeldOutResult]:
-    """All results so far; a last line that was cut off by a kill is left out. Raises: ConfigError for damaged lines."""
+    """Read all results so far, without a last line that a kill cut off. Raises: ConfigError for damaged lines."""
     results = []
     for number, line in enumerate(whole_lines(path).splitlines(), start=1):
         try:
             results.append(msgspec.json.decode(line, type=HeldOutResult))
-        except (ValueError, RecursionError) as error:  # no JSON of a result, or bytes that are no text
+        except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or no result
             raise ConfigError(
-                f"{path}, line {number} is not a result: {error}; remove that line, and its episode is played again"
+                f"{path}, line {number} is not a result: {error}; remove that line, and its episode is run again"
             ) from error
     return results
 
 
 def by_version(results: Sequence[HeldOutResult]) -> dict[int, list[EpisodeResult]]:
-    """The episodes of each weight version, from the first to the last."""
+    """Group the episodes by weight version, from the first to the last."""
     versions = sorted({line.weight_version for line in results})
     return {version: [line.result for line in results if line.weight_version == version] for version in versions}
 
 
 def held_out_table(results: Sequence[HeldOutResult]) -> Table:
-    """One row a task, and one for all; for each weight version its success rate and the interval that holds 95 %."""
+    """Make a table with one row per task and one for all: each weight version's success rate and its 95 % interval."""
     versions = by_version(results)
     table = Table("task", title="Held-out episodes solved")
     for version in versions:

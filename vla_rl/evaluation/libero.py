@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
 
 SIMULATOR_MB: Final = 140
-"""Memory of its own of a forked simulator, with LIBERO's own assets; stand-ins take a third."""
+"""Private memory of a forked simulator with LIBERO's own assets; stand-ins take a third."""
 
 SERVER_MB: Final = 400
 """Memory of the server that simulators are forked from."""
@@ -27,13 +27,13 @@ Suite: TypeAlias = Literal["libero_spatial", "libero_object", "libero_goal", "li
 
 
 def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> tuple[int, ...]:
-    """The numbers that `text` names, in order and each once: "all", or a list of numbers and ranges such as "0-3,7".
+    """Return the numbers that `text` names, in order and each once: "all", or numbers and ranges such as "0-3,7".
 
     Args:
-        text: as it was given.
-        most: "all" are the numbers from 0 to `most` - 1.
-        what: whose numbers they are, for the error.
-        limit: numbers have to be below this; where it is left out, below `most`.
+        text: the text of the option.
+        most: "all" means the numbers from 0 to `most` - 1.
+        what: what the numbers are, for the error.
+        limit: numbers must be below this; None: below `most`.
 
     Raises: ConfigError.
     """
@@ -46,7 +46,7 @@ def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> 
     for part in text.split(","):
         first, _, last = part.partition("-")
         if int(last or first) < int(first):
-            raise ConfigError(f"{what} are {text!r}, expected ranges that rise, not {part!r}")
+            raise ConfigError(f"{what} are {text!r}, expected ascending ranges, not {part!r}")
         if int(last or first) > highest:
             raise ConfigError(f"{what} are {text!r}, expected numbers from 0 to {highest}")
         chosen |= dict.fromkeys(range(int(first), int(last or first) + 1))
@@ -54,11 +54,11 @@ def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> 
 
 
 def tasks_in(texts: Sequence[str], what: str) -> tuple[Task, ...]:
-    """The tasks that `texts` name, in order and each once: a suite, or some of its tasks, such as "libero_goal/0-3,7".
+    """Return the tasks that `texts` name, in order and each once: a suite, or some tasks, such as "libero_goal/0-3,7".
 
     Args:
-        texts: as they were given.
-        what: whose tasks they are, for the error.
+        texts: the values of the option.
+        what: the option, for the error.
 
     Raises: ConfigError.
     """
@@ -72,7 +72,7 @@ def tasks_in(texts: Sequence[str], what: str) -> tuple[Task, ...]:
 
 
 def tasks_of(suite: str, what: str) -> tuple[Task, ...]:
-    """All tasks of a suite. Raises: ConfigError, naming `what`, for an unknown suite or one that is not installed."""
+    """Return all tasks of a suite. Raises: ConfigError, naming `what`, if the suite is unknown or not installed."""
     try:
         return list_tasks(suite)
     except (FileNotFoundError, ImportError, ValueError) as error:
@@ -80,7 +80,7 @@ def tasks_of(suite: str, what: str) -> tuple[Task, ...]:
 
 
 def num_states_of(task: Task) -> int:
-    """Number of fixed initial states of a task. Raises: ConfigError if its package holds none that can be read."""
+    """Return the number of a task's fixed initial states. Raises: ConfigError if its package has none that can be read."""
     try:
         return task.num_init_states
     except (FileNotFoundError, ValueError) as error:
@@ -88,7 +88,7 @@ def num_states_of(task: Task) -> int:
 
 
 def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]) -> None:
-    """Raises: ConfigError where a task does not exist, or the number of a start is none."""
+    """Raise ConfigError if a task does not exist, or a start's number is out of range."""
     for task_id in task_ids:
         try:
             find_task(suite, task_id)
@@ -110,7 +110,7 @@ def libero_env(
     scene_seed: int = 0,
     scenes: str = "same",
 ) -> EnvSpec:
-    """One task as an environment; arguments as `LiberoEnv`'s."""
+    """Return the specification of one task's environment; arguments as in `LiberoEnv`."""
     kwargs = {
         "task_id": task_id,
         "image_size": image_size,
@@ -125,19 +125,19 @@ def libero_env(
 
 
 def suite_env(suite: str, kwargs: dict[str, Any]) -> EnvSpec:
-    """An environment of a suite: by an id of its own where it is LIBERO's, else as `vla_rl/libero-v0`."""
+    """Return the specification of a suite's environment: with its own id for LIBERO's suites, else `vla_rl/libero-v0`."""
     if suite in LIBERO_SUITES:
         return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs=kwargs)
     return EnvSpec(id="vla_rl/libero-v0", kwargs={"suite": suite, **kwargs})
 
 
 def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
-    """Raises: ConfigError where a policy looks, feels or acts otherwise than LIBERO's arm."""
+    """Raise ConfigError if a policy's cameras, state or actions are not those of LIBERO's arm."""
     config = policy.config
     lost = [camera for camera in config.cameras if camera not in CAMERAS]
     if lost:
         raise ConfigError(
-            f"{checkpoint} looks through {lost[0]!r}, which LIBERO does not have; its cameras are "
+            f"{checkpoint} needs the camera {lost[0]!r}, which LIBERO does not have; its cameras are "
             f"{', '.join(CAMERAS)} (--cameras)"
         )
     proprio = getattr(config, "proprio", None)
@@ -150,14 +150,14 @@ def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
 
 
 def key_of(episode: EpisodeSpec) -> Key:
-    """What makes a LIBERO episode one of its kind."""
+    """Return the identity of a LIBERO episode: task, initial state and scene seed."""
     return episode.task, episode.options["init_state_id"], episode.env.kwargs["scene_seed"]
 
 
 def libero_episode(
     env: EnvSpec, episode_id: int, task: str, init_state_id: int, *, sampling: Sampling, seed: int
 ) -> EpisodeSpec:
-    """One episode; its decisions are seeded by what it is, not by when it is played."""
+    """Make one episode. The seed of its decisions depends on its identity, not on the order of episodes."""
     return EpisodeSpec(
         episode_id=episode_id,
         group_id=episode_id,

@@ -1,4 +1,4 @@
-"""An evaluation before it starts: its episodes, how long they can take, and how much memory."""
+"""The plan of an evaluation: its episodes, their maximum lengths, and the memory that they need."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 class Starts(Protocol):
-    """Which episodes, and how they are played: the part of a recipe's configuration that decides it."""
+    """The part of a recipe's configuration that determines the episodes and their conditions."""
 
     @property
     def suites(self) -> tuple[str, ...]: ...
@@ -51,11 +51,11 @@ class Starts(Protocol):
 
 
 def planned_episodes(starts: Starts, scenes: Literal["same", "published"] = "same") -> list[EpisodeSpec]:
-    """Every task from every initial state with every scene seed, once.
+    """Return every task from every initial state with every scene seed, once.
 
     Args:
-        starts: which episodes, and under which conditions.
-        scenes: which of LIBERO's resets places the fixtures of an episode, as `LiberoEnv` has it.
+        starts: selection of the episodes, and their conditions.
+        scenes: which of LIBERO's resets places the fixtures of an episode, as in `LiberoEnv`.
 
     Raises: ConfigError for a suite, a task or an initial state that does not exist.
     """
@@ -93,15 +93,15 @@ def planned_episodes(starts: Starts, scenes: Literal["same", "published"] = "sam
 def print_plan(
     starts: Starts, episodes: Sequence[EpisodeSpec], num_done: int, num_envs: int, weights: int, console: Console
 ) -> None:
-    """Print what would be played, and the memory it takes.
+    """Print the episodes that would be run, and the memory that they need.
 
     Args:
         starts: the configuration.
-        episodes: all of the plan.
-        num_done: how many of them have been played already.
-        num_envs: simulators.
-        weights: bytes of the policy's weights.
-        console: where to.
+        episodes: all episodes of the plan.
+        num_done: number of episodes that have been run already.
+        num_envs: number of simulators.
+        weights: size of the policy's weights in bytes.
+        console: console to print on.
     """
     table = Table("suite", "tasks", "episodes", "control steps at most", title="Episodes, each once")
     for suite in starts.suites:
@@ -112,7 +112,7 @@ def print_plan(
     console.print(table)
     how = "greedily" if starts.temperature is None else f"sampled at temperature {starts.temperature:g}"
     console.print(
-        f"{len(episodes)} episodes, {how}, {num_done} of them played already; {num_envs} at a time; "
+        f"{len(episodes)} episodes, {how}, {num_done} of them done already; {num_envs} at a time; "
         f"physics {starts.physics}, quality {starts.pictures}"
     )
     longest = max((starts.step_limit or step_limit_of(suite)) for suite in starts.suites)
@@ -121,7 +121,7 @@ def print_plan(
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights of the policy, on its device", weights),
         MemoryItem("the server that simulators are forked from", SERVER_MB * MIB),
-        MemoryItem("simulator processes, each for itself", SIMULATOR_MB * MIB, num_envs),
-        MemoryItem("pictures of the episodes being played, at most", longest * pictures, num_envs),
+        MemoryItem("simulator processes, private memory of each", SIMULATOR_MB * MIB, num_envs),
+        MemoryItem("images of the running episodes, at most", longest * pictures, num_envs),
     ]
     console.print(memory_table("Memory estimate", items, available_bytes()))

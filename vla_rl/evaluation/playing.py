@@ -1,4 +1,4 @@
-"""Playing episodes of a list, each exactly once, as many at a time as there are simulators."""
+"""Run the episodes of a list, each exactly once, as many at a time as there are simulators."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -20,12 +20,12 @@ async def play_each(
     *,
     max_attempts: int = 3,
 ) -> None:
-    """Play every episode to its end and hand each trajectory to `done`, in the order in which they end.
+    """Run every episode to its end and pass each trajectory to `done`, in the order in which they end.
 
-    An episode whose simulator died or froze is played again from the same start with the same seeds. A trajectory is dropped
-    once `done` returns, and no new episode begins on a simulator before that.
+    An episode whose simulator died or froze is run again from the same start with the same seeds. A trajectory is dropped
+    when `done` returns, and no new episode starts on a simulator before that.
 
-    Raises: EpisodeLost for one that was lost `max_attempts` times; what the agent, the environment or `done` raises.
+    Raises: EpisodeLost if one was lost `max_attempts` times; what the agent, the environment or `done` raises.
     """
     waiting = iter(episodes)
     tasks = asyncio.TaskGroup()
@@ -40,7 +40,7 @@ async def play_each(
         for other in others:
             first.add_note(f"another episode failed too: {type(other).__name__}: {other}")
     if first is not None:
-        raise first  # here, where its own cause stays
+        raise first  # raised here, so that it keeps its own cause
 
 
 async def _play_on(
@@ -69,8 +69,8 @@ async def _played(
 
 
 def within_range(agent: Agent) -> Agent:
-    """The agent with its policy's actions cut off at -1 and 1, as LIBERO's own controller does; a continuous head may go
-    beyond. Tokens and log-probs stay as they are."""
+    """Return the agent with its policy's actions clipped to -1 and 1, as LIBERO's controller does, because a continuous head
+    may go beyond. Tokens and log-probs do not change."""
 
     async def play(env: Env, policy: Policy) -> Trajectory:
         return await agent(env, _WithinRange(policy))

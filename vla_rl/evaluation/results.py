@@ -1,4 +1,4 @@
-"""What evaluated episodes came to: a line of JSON each as it ends, tables with confidence intervals from all of them."""
+"""Results of evaluated episodes: a line of JSON for each as it ends, and tables with confidence intervals."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,44 +17,44 @@ from vla_rl.observe.outlet import Outlet
 from vla_rl.types import Trajectory
 
 MOST_RESULTS: Final = 1_000_000
-"""Results that wait for room on a full disk: more than any evaluation has, as they are held in memory anyway."""
+"""Maximum number of results that wait for room on a full disk; no evaluation has more, and all are in memory anyway."""
 
 Z_95 = 1.959963984540054
-"""Quantile of the normal distribution for an interval that holds 95 %."""
+"""Quantile of the normal distribution for a 95 % interval."""
 
 Key: TypeAlias = tuple[str, int, int]
 """Task, initial state and scene seed."""
 
 
 class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one episode went."""
+    """The result of one episode."""
 
     suite: str
     task_id: int
     task: str
-    """Such as `libero_goal/3`."""
+    """Name of the task, such as `libero_goal/3`."""
 
     instruction: str
     init_state_id: int
     scene_seed: int
     is_success: bool
     num_steps: int
-    """Control steps, settling not counted."""
+    """Number of control steps, without those in which the scene settles."""
 
     attempts: int
-    """More than 1 where a simulator died or froze under it."""
+    """Number of attempts; more than 1 if a simulator died or froze."""
 
     perturbation: str = ""
-    """What LIBERO-PRO or LIBERO-plus changed in the task; empty for LIBERO's own."""
+    """Change of the task by LIBERO-PRO or LIBERO-plus; empty for LIBERO's own tasks."""
 
     @property
     def key(self) -> Key:
-        """What makes it one of its kind."""
+        """Identity of the episode: task, initial state and scene seed."""
         return self.task, self.init_state_id, self.scene_seed
 
 
 def result_of(trajectory: Trajectory) -> EpisodeResult:
-    """How a LIBERO episode went."""
+    """Return the result of a LIBERO episode."""
     suite, _, task_id = trajectory.episode.task.partition("/")
     return EpisodeResult(
         suite=suite,
@@ -71,14 +71,14 @@ def result_of(trajectory: Trajectory) -> EpisodeResult:
 
 
 class ResultFile:
-    """A file of results, one line each, on disk when `add` returns; a last line that was cut off by a kill is dropped.
+    """A file of results, one line each, on disk when `add` returns. A last line that a kill cut off is dropped.
 
-    A result that finds no room on a full disk waits in memory, and is tried again with the next.
+    A result that finds no room on a full disk waits in memory and is written with the next one.
 
     Args:
         path: the file; continued if it exists.
 
-    Raises: ConfigError if a line is no result, or an episode is there twice.
+    Raises: ConfigError if a line is not a result, or an episode occurs twice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +98,7 @@ class ResultFile:
 
     @property
     def num_waiting(self) -> int:
-        """Results that are not on disk, because there is no room."""
+        """Number of results that are not on disk because there is no room."""
         self._outlet.flush()
         return len(self._outlet.waiting)
 
@@ -114,7 +114,7 @@ class ResultFile:
 
 
 def line_outlet(path: Path) -> Outlet[bytes]:
-    """Lines of results on their way to a file, each on disk when `put` returns, or waiting for room."""
+    """Return an outlet that appends lines to a file; each is on disk when `put` returns, or waits for room."""
     return Outlet(str(path), partial(_append, path), most_waiting=MOST_RESULTS)
 
 
@@ -124,23 +124,23 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def whole_lines(path: Path) -> bytes:
-    """The lines of a file, without a last one that a kill cut off; nothing if there is no file."""
+    """Read the lines of a file, without a last one that a kill cut off; empty if there is no file."""
     text = path.read_bytes() if path.exists() else b""
     return text[: text.rfind(b"\n") + 1]
 
 
 def wilson_interval(num_successes: int, num: int, z: float = Z_95) -> tuple[float, float]:
-    """Wilson's score interval of a success rate (Wilson 1927): sound near 0 and 1 and for few episodes.
+    """Return Wilson's score interval of a success rate (Wilson 1927), which is valid near 0 and 1 and for few episodes.
 
         centre +- half, with  centre = (p + z^2 / 2n) / (1 + z^2 / n)
                               half   = z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)
 
     Args:
-        num_successes, num: of so many episodes, `num` >= 1.
+        num_successes, num: number of successes, and of episodes (at least 1).
         z: quantile of the normal distribution; the default is for 95 %.
     """
     if not 0 <= num_successes <= num or num < 1:
-        raise ValueError(f"{num_successes} of {num} episodes, expected 0 to n of n >= 1.")
+        raise ValueError(f"{num_successes} of {num} episodes, expected 0 to n successes of n >= 1 episodes.")
     rate, share = num_successes / num, z * z / num
     centre = (rate + share / 2) / (1 + share)
     half = z * math.sqrt(rate * (1 - rate) / num + share / (4 * num)) / (1 + share)
@@ -148,7 +148,7 @@ def wilson_interval(num_successes: int, num: int, z: float = Z_95) -> tuple[floa
 
 
 def summary_of(results: Sequence[EpisodeResult]) -> dict[str, Any]:
-    """Rate, interval and lengths of at least one episode, as plain values."""
+    """Summarise at least one episode as plain values: success rate, interval and lengths."""
     num_successes = sum(result.is_success for result in results)
     low, high = wilson_interval(num_successes, len(results))
     solved = [result.num_steps for result in results if result.is_success]
@@ -163,7 +163,7 @@ def summary_of(results: Sequence[EpisodeResult]) -> dict[str, Any]:
 
 
 def by_task(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
-    """Results of each task, suites in order of appearance and tasks in LIBERO's."""
+    """Group results by task: suites in order of appearance, tasks in LIBERO's order."""
     results = list(results)
     suites = list(dict.fromkeys(result.suite for result in results))
     grouped: dict[str, list[EpisodeResult]] = {}
@@ -173,7 +173,7 @@ def by_task(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
 
 
 def by_perturbation(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeResult]]:
-    """Results of each kind of perturbation, in order of appearance; unperturbed tasks are left out."""
+    """Group results by kind of perturbation, in order of appearance, without unperturbed tasks."""
     grouped: dict[str, list[EpisodeResult]] = {}
     for result in results:
         if result.perturbation:
@@ -182,7 +182,7 @@ def by_perturbation(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeR
 
 
 def result_table(results: Sequence[EpisodeResult], title: str) -> Table:
-    """One row for each task, each suite with several, each kind of perturbation, and all; steps are those of successes."""
+    """Make a table with a row for each task, each suite of several, each perturbation, and all; steps are of successes."""
     table = Table("task", "instruction", title=title)
     table.columns[0].no_wrap = True
     for name in ("solved", "rate", "95 %", "steps"):
@@ -221,7 +221,7 @@ def _cells(results: Sequence[EpisodeResult]) -> list[str]:
 def _parsed(line: bytes, where: str) -> EpisodeResult:
     try:
         return msgspec.json.decode(line, type=EpisodeResult)
-    except (ValueError, RecursionError) as error:  # no JSON of a result, or bytes that are no text
+    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or no result
         raise ConfigError(
-            f"{where} is not a result: {error}; remove that line, and its episode is played again"
+            f"{where} is not a result: {error}; remove that line, and its episode is run again"
         ) from error

@@ -1,4 +1,4 @@
-"""Film strips: a few moments of an episode side by side, small enough to keep one for every held-out episode."""
+"""Film strips: a few frames of an episode side by side, small enough to store one for every held-out episode."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ async def write_strip(run: RunDirectory, weight_version: int, trajectory: Trajec
 
 
 def strip_path(run: RunDirectory, weight_version: int, episode: Key) -> Path:
-    """Where the strip of a held-out episode stands."""
+    """Return the file of a held-out episode's strip."""
     task, init_state_id, scene_seed = episode
     name = f"{task.replace('/', '-')}_init-{init_state_id}_scene-{scene_seed}_weights-{weight_version}.jpg"
     return run.path / "strips" / name

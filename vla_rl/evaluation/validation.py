@@ -1,7 +1,7 @@
-"""Validation of a language policy: several tries at each of a fixed set of starts, none of them trained on.
+"""Validation of a language policy: several episodes from each of a fixed set of starts, none of them trained on.
 
-validation.jsonl in the run's folder: one line a weight version, with mean, best@n and maj@n; validation_conditions.json says
-of which starts (files that they name go by their path), and how they are played
+validation.jsonl in the run's folder has one line per weight version, with mean, best@n and maj@n. validation_conditions.json
+identifies the starts (by the paths, not the content, of files that they name) and holds the sampling settings.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from vla_rl.types import Agent, EnvPool, EpisodeSpec, Sampling, Trajectory, deri
 
 
 class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a weight version did."""
+    """The metrics of a weight version."""
 
     weight_version: int
     num_problems: int
@@ -34,14 +34,14 @@ class ValidationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validation:
-    """Plays the same episodes whenever it is asked; a `Judge` of a training run.
+    """Runs the same episodes at each call; a `Judge` of a training run.
 
     Args:
         starts: the problems.
-        num_tries: at each of them.
-        agent: plays one episode.
-        sampling: how the policy chooses; each try has a seed of its own, the same one every time.
-        seed: of those.
+        num_tries: episodes of each problem.
+        agent: runs one episode.
+        sampling: how the policy chooses actions. Each episode has its own seed, the same at each call.
+        seed: seed from which those are derived.
     """
 
     def __init__(
@@ -75,18 +75,18 @@ class Validation:
         ]
 
     def check(self, run: RunDirectory) -> None:
-        """Raises: ConfigError if the results in `run` are of other problems, or of other conditions."""
+        """Check the results in `run`. Raises: ConfigError if their problems or conditions differ."""
         refuse_other_conditions(_conditions_path(run), self._conditions)
 
     def leave_later(self, run: RunDirectory, version: int) -> None:
-        """Set aside the results of weights that a run, which goes on from `version`, makes anew. Raises: OSError."""
+        """Set aside the results of weights after `version`, which a resumed run makes again. Raises: OSError."""
         set_aside_lines(validation_path(run), lambda line: _is_of(line, version))
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
-        """Play all of it, print the result and add it to `validation.jsonl`; a version that is there was played.
+        """Run all episodes, print the result and add it to `validation.jsonl`, unless it has this weight version already.
 
-        A result that cannot be written is reported; the next one writes it too.
-        Raises: ConfigError if results there are of other problems, or other conditions.
+        A result that cannot be written is reported and written with the next one.
+        Raises: ConfigError if the problems or conditions of earlier results differ.
         """
         version, path = engine.weight_version, validation_path(run)
         note_conditions_if_possible(_conditions_path(run), self._conditions, path)
@@ -101,7 +101,7 @@ class Validation:
         print(f"validation of weights {version}, {self._num_problems} problems: {shown}", flush=True)
 
     async def play(self, pool: EnvPool, engine: AnyEngine) -> dict[str, float]:
-        """Play all of it: metrics by name."""
+        """Run all episodes; return metrics by name."""
         tries: defaultdict[int, dict[int, Trajectory]] = defaultdict(dict)
 
         async def done(trajectory: Trajectory) -> None:
@@ -110,7 +110,7 @@ class Validation:
 
         await play_each(pool, engine, self._agent, self._episodes, done)
         played = [[of_problem[member] for member in sorted(of_problem)] for _, of_problem in sorted(tries.items())]
-        # of several agents, the mean of what they earned
+        # with several agents, the mean of their rewards
         rewards = np.array(
             [[float(np.mean(list(each.returns_by_agent.values()))) for each in of_problem] for of_problem in played]
         )
@@ -122,7 +122,7 @@ class Validation:
 
 
 def validation_path(run: RunDirectory) -> Path:
-    """The file of a run's validation results."""
+    """Return the file of a run's validation results."""
     return run.path / "validation.jsonl"
 
 
@@ -131,12 +131,12 @@ def _conditions_path(run: RunDirectory) -> Path:
 
 
 def read_validation(path: Path) -> list[ValidationResult]:
-    """All results so far; a last line that was cut off by a kill is left out. Raises: ConfigError for damaged lines."""
+    """Read all results so far, without a last line that a kill cut off. Raises: ConfigError for damaged lines."""
     results = []
     for number, line in enumerate(whole_lines(path).splitlines(), start=1):
         try:
             results.append(msgspec.json.decode(line, type=ValidationResult))
-        except (ValueError, RecursionError) as error:  # no JSON of a result, or bytes that are no text
+        except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or no result
             raise ConfigError(
                 f"{path}, line {number} is not a result: {error}; remove that line, and its weights are validated again"
             ) from error
@@ -146,5 +146,5 @@ def read_validation(path: Path) -> list[ValidationResult]:
 def _is_of(line: bytes, last: int) -> bool:
     try:
         return msgspec.json.decode(line, type=ValidationResult).weight_version <= last
-    except (ValueError, RecursionError):  # which reading the file reports
+    except (ValueError, RecursionError):  # reported when the file is read
         return True
