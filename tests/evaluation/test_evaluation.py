@@ -215,7 +215,7 @@ async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gon
 
 
 async def test_environments_of_two_rates_do_not_fit_into_one_recording(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"render_fps differs: .*; one data set holds one"):
+    with pytest.raises(ConfigError, match=r"render_fps differs: .*, but a data set has only one"):
         await recorded(embodied_agent, str(tmp_path), [TOY, EnvSpec(id="CartPole-v1")], "mine")
     await played(EpisodeRecorder(LeRobotWriter(tmp_path, fps=20)).around(), toy_episodes(1))
     with pytest.raises(DataError, match=r"fps is 10, .* says 20"):

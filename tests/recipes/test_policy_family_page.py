@@ -84,7 +84,7 @@ async def test_the_family_is_taught_by_demonstrations(
 
 
 def test_a_class_in_place_of_an_instance_is_named(page: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="the policy is the class CnnPolicy, expected one of its instances"):
+    with pytest.raises(ConfigError, match="the policy is the class CnnPolicy, expected an instance of it"):
         Member(page["CnnPolicy"])
 
 

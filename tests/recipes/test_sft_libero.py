@@ -235,7 +235,7 @@ def test_what_cannot_be_said_of_a_checkpoint_is_refused(said: dict[str, Any], me
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda episode: {"actions": episode.actions[:, :6]}, "has actions of 6 numbers, and the policy of 7"),
+        (lambda episode: {"actions": episode.actions[:, :6]}, "has actions of 6 numbers, expected 7"),
         (
             lambda episode: {"frames": {"image": episode.frames["image"]}},
             r"has no pictures 'wrist_image', only \['image'\]",

@@ -167,5 +167,5 @@ def test_a_policy_that_has_to_be_looked_at_cannot_be_two(tmp_path: Path) -> None
     robot = srpo_toy.policy_of(srpo_toy.SrpoToyConfig(run=config.run))
     team = Team({"robot": Member(robot), "language": Member(tiny(SHAPE, ["go"], seed=0))})
     parts = TrainingParts(config, robot_starts(config) + text_starts("Checksum"), team, agent=embodied_agent)
-    with pytest.raises(ConfigError, match=r"there are several, of the agents \['language', 'robot'\]"):
+    with pytest.raises(ConfigError, match=r"this run has several, of the agents \['language', 'robot'\]"):
         _ = parts.model

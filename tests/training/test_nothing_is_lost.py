@@ -152,7 +152,7 @@ async def test_a_node_that_fails_after_the_policy_learnt_costs_nothing_that_was_
     with pytest.raises(NodeFailed, match="a mistake in a node") as caught:
         await train_toy(of_updates(tmp_path, 4), customise=once_learnt(fail))
     run = only_run(tmp_path)
-    assert f"saved first, in {run.checkpoints / 'update-000002'}; --resume {run.path}" in "".join(
+    assert f"saved in {run.checkpoints / 'update-000002'}; continue with --resume {run.path}" in "".join(
         caught.value.__notes__
     )
     assert updates_in(run) == [1, 2]
@@ -169,7 +169,7 @@ async def test_an_agent_that_fails_costs_nothing_that_was_learnt(tmp_path: Path)
 
     with pytest.raises(ValueError, match="a mistake in an agent") as caught:
         await train_toy(of_updates(tmp_path, 4), agent=agent)
-    assert "was saved first" in "".join(caught.value.__notes__)
+    assert "was saved in" in "".join(caught.value.__notes__)
     assert newest_in(only_run(tmp_path)) == "update-000002"
     assert updates_in(only_run(tmp_path)) == [1, 2]
 
@@ -219,10 +219,10 @@ async def test_a_run_directory_that_is_removed_ends_the_run_with_one_error_and_w
         if update == 1:
             shutil.rmtree(only_run(tmp_path).path)
 
-    with pytest.raises(RunDirectoryGone, match="was removed while the run was on, and what it held is lost") as caught:
+    with pytest.raises(RunDirectoryGone, match="was removed during the run, and its files are lost") as caught:
         await train_toy(of_updates(tmp_path, 5), customise=once_learnt(remove))
     run = only_run(tmp_path)
-    assert "what was learnt until then was saved first" in "".join(caught.value.__notes__)
+    assert "the progress until then was saved in" in "".join(caught.value.__notes__)
     assert newest_in(run) == "update-000002"
     assert updates_in(run) == [2]
     again = await train_toy(of_updates(tmp_path, 3), resume=RunDirectory.resume(run.path))

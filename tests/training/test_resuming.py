@@ -88,7 +88,7 @@ async def test_instead_of_a_damaged_checkpoint_the_older_whole_one_is_taken_with
     said = [line for line in capsys.readouterr().out.splitlines() if "update-000002" in line]
     assert len(said) == 2
     assert "digest differs" in said[0]
-    assert "Going on from the older update-000001 instead" in said[0]
+    assert "Resuming from the older update-000001 instead" in said[0]
     assert said[1] == f"update-000002 is kept as {run.checkpoints / 'aside-update-000002'}"
     assert names_in(run) == {"aside-update-000002", "update-000002", "update-000003"}
     assert updates_in(run) == [1, 2, 3]
@@ -119,7 +119,7 @@ async def test_a_checkpoint_that_is_named_and_is_damaged_or_not_there_is_refused
 async def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_again_without_a_word(run: RunDirectory) -> None:
     for folder in list_checkpoints(run.checkpoints):
         damage(folder)
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint.*update-000002.*update-000001"):
+    with pytest.raises(CheckpointError, match=r"no complete checkpoint.*update-000002.*update-000001"):
         await train_toy(of_updates(3, run.path), resume=run)
 
 
@@ -128,7 +128,7 @@ async def test_a_checkpoint_under_another_name_is_not_gone_on_from(
 ) -> None:
     shutil.copytree(run.checkpoints / "update-000001", run.checkpoints / "update-000099")
     outcome = await train_toy(of_updates(3, run.path), resume=run)
-    assert "update-000099 is not used: its name says another update than its content, 1" in capsys.readouterr().out
+    assert "update-000099 is not used: its content is of update 1, unlike its name" in capsys.readouterr().out
     assert outcome.progress.update == 3
     assert names_in(run) == {"update-000002", "update-000003", "update-000099"}
 

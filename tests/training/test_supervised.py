@@ -74,4 +74,4 @@ async def test_data_that_cannot_be_read_cost_no_weights(tmp_path: Path) -> None:
         await lessons.teach(tmp_path, 5)
     assert lessons.saved == {"out-000002": 2}
     (note,) = caught.value.__notes__
-    assert note == f"the weights after 2 updates were saved first, in {tmp_path / 'out-000002'}"
+    assert note == f"the weights after 2 updates were saved in {tmp_path / 'out-000002'}"

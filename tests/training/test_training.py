@@ -174,7 +174,7 @@ async def test_a_run_without_a_whole_checkpoint_is_not_resumed(tmp_path: Path) -
     config = small_run(tmp_path)
     run = RunDirectory.create(tmp_path, "empty", config)
     (run.checkpoints / "update-000001").mkdir()
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
         await train_toy(config, resume=run)
 
 

@@ -1,10 +1,10 @@
 """A training run: its parts, teams, agents, directory, signals and faults, for any pipeline.
 
-run            `train`: the whole run; `TrainingRun`: one that is built and not started
-parts          what pipelines are made of, put together from a configuration
+run            `train`: the whole run; `TrainingRun`: a run that is built and not started
+parts          the parts of pipelines, made from a configuration
 team           one policy or several, with their engines and learners
 pools          simulators and text environments
-saving         checkpoints and metrics, in the order in which they reach the disk; resuming: going on from them
-stopping       signals; chaos: faults on purpose
+saving         checkpoints and metrics, in the order in which they reach the disk; resuming: resume from them
+stopping       signals; chaos: deliberate faults
 supervised     runs that learn from demonstrations instead
 """

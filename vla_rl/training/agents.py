@@ -1,4 +1,4 @@
-"""Who plays the episodes of a training run."""
+"""The agents that run the episodes of a training run."""
 
 import asyncio
 import hashlib
@@ -20,20 +20,20 @@ CONTROL_ID: Final = "vla_rl/control-v0"
 
 
 def agent_of(config: LearningConfig) -> Agent:
-    """Who plays where nobody says so: `chat_agent` in text environments, else `embodied_agent`."""
+    """Return the default agent: `chat_agent` in text environments, else `embodied_agent`."""
     return partial(chat_agent, limits=config.chat) if isinstance(config, TextTrainingConfig) else embodied_agent
 
 
 async def recorded(agent: Agent, record_to: str | None, envs: Iterable[EnvSpec], run: str) -> Agent:
-    """The agent, with its episodes recorded into this folder; as it is where there is none.
+    """Return the agent with its episodes recorded into a folder; without a folder, the agent itself.
 
     Args:
-        agent: plays the episodes.
-        record_to: folder of the data set.
-        envs: what may be played; their metadata say how many control steps a second there are, and of which robot.
-        run: what tells these episodes from another run's in the same data set.
+        agent: runs the episodes.
+        record_to: folder of the data set; None does not record.
+        envs: environments of the episodes; their metadata give the control steps per second and the robot.
+        run: name that distinguishes these episodes from another run's in the same data set.
 
-    Raises: ConfigError for environments of different rates or robots; DataError where the folder holds something else.
+    Raises: ConfigError if environments differ in rate or robot; DataError if the folder holds something else.
     """
     if record_to is None:
         return agent
@@ -47,7 +47,7 @@ async def recorded(agent: Agent, record_to: str | None, envs: Iterable[EnvSpec],
 
 
 def check_recording(record_to: str | None, envs: Iterable[EnvSpec]) -> None:
-    """Look whether episodes of `envs` can be recorded into a folder, and write nothing. Raises: as `recorded`."""
+    """Check that episodes of `envs` can be recorded into a folder; writes nothing. Raises: as `recorded`."""
     if record_to is not None:
         from vla_rl.data.lerobot import check_can_add
 
@@ -55,34 +55,34 @@ def check_recording(record_to: str | None, envs: Iterable[EnvSpec]) -> None:
 
 
 def _said_of_data(envs: Iterable[EnvSpec]) -> dict[str, Any]:
-    """Arguments of a data set of these environments' episodes."""
+    """Return the arguments of a data set for episodes of these environments."""
     envs = tuple(envs)
     return {"fps": said_by(envs, "render_fps"), "robot_type": said_by(envs, "robot_type")}
 
 
 def digest_of_run(what: Any) -> str:
-    """A short name for what a run plays by; the same for the same plain values."""
+    """Return a short name for a run's settings; the same for equal plain values."""
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
 
 def said_by(envs: Iterable[EnvSpec], name: str) -> Any:
-    """What the metadata of the simulators among environments say of `name`; None where they do not."""
+    """Return `name` from the metadata of the simulators among `envs`; None if they lack it."""
     ids = sorted({_shown_by(env) for env in envs if not is_text_task(env)})
     said = {_metadata_of(env_id).get(name): env_id for env_id in ids}
     if len(said) > 1:
         raise ConfigError(
-            f"{name} differs: {said}; one data set holds one, so record these environments in runs of their own"
+            f"{name} differs: {said}, but a data set has only one; record these environments in separate runs"
         )
     return next(iter(said), None)
 
 
 def _shown_by(env: EnvSpec) -> str:
-    """The id of an environment; of one that shows another, the other's."""
+    """Return the id of an environment; for `vla_rl/control-v0`, which wraps another, the wrapped environment's."""
     return str(env.kwargs.get("env_id", env.id)) if env.id == CONTROL_ID else env.id
 
 
 def _metadata_of(env_id: str) -> Mapping[str, Any]:
-    """Of a registered environment's class; nothing where a function makes it."""
+    """Return the metadata of a registered environment's class; empty if a function makes the environment."""
     from gymnasium import spec
     from gymnasium.envs.registration import load_env_creator
 
@@ -91,7 +91,7 @@ def _metadata_of(env_id: str) -> Mapping[str, Any]:
         importlib.import_module(module or "vla_rl.envs")
         entry = spec(name).entry_point
         made_by = load_env_creator(entry) if isinstance(entry, str) else entry
-    except Exception:  # which the simulator's process tells when it makes the environment
+    except Exception:  # reported by the simulator's process when it makes the environment
         return {}
     metadata = getattr(made_by, "metadata", {})
     return metadata if isinstance(metadata, Mapping) else {}

@@ -1,4 +1,4 @@
-"""What `train` is given, looked at before anything starts."""
+"""Check the arguments of `train` before anything starts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from vla_rl.rollout import TaskStart
 
 
 def check_arguments(config: Any, starts: Any, agent: Any) -> None:
-    """Raise ConfigError for a configuration, starts or an agent of another kind than `train` takes."""
+    """Raise ConfigError if the configuration, the starts or the agent have the wrong type."""
     if not isinstance(config, LearningConfig):
         raise ConfigError(
             f"config is of type {type(config).__name__}, expected a TrainingConfig or another LearningConfig; the arguments "
@@ -27,13 +27,13 @@ def check_arguments(config: Any, starts: Any, agent: Any) -> None:
             raise ConfigError(f"starts[{number}] is of type {type(start).__name__}, expected a TaskStart")
     if agent is not None and not callable(agent):
         raise ConfigError(
-            f"agent is of type {type(agent).__name__}, expected a function `async def agent(env, policy)`; do not "
-            "call it, pass it"
+            f"agent is of type {type(agent).__name__}, expected a function `async def agent(env, policy)`; pass "
+            "the function itself and do not call it"
         )
 
 
 def customised(pipeline: Pipeline, customise: Callable[[Pipeline], Any]) -> Pipeline:
-    """The pipeline that `customise` returns. Raises: ConfigError if that is none."""
+    """Return the pipeline that `customise` returns. Raises: ConfigError if it returns something else."""
     changed = customise(pipeline)
     if not isinstance(changed, Pipeline):
         hint = "; is a `return` missing?" if changed is None else ""

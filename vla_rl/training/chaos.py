@@ -1,4 +1,4 @@
-"""Chaos on purpose: simulators of a run are killed and frozen at random, to see that the run does not mind."""
+"""Deliberate faults: kill and freeze simulators of a run at random, to test that the run survives them."""
 
 import asyncio
 import logging
@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def chaos(pids: Callable[[], Sequence[int]], every_s: float | None, seed: int) -> AsyncIterator[None]:
-    """Inside of the context, kill (SIGKILL) or freeze (SIGSTOP) one of `pids()` again and again.
+    """While the context is open, repeatedly kill (SIGKILL) or freeze (SIGSTOP) one of `pids()`.
 
     Args:
-        pids: the processes that are up now.
-        every_s: mean seconds between two faults, which come as a Poisson process; None does nothing.
-        seed: of the times, the victims and the kinds.
+        pids: returns the processes that are running.
+        every_s: mean seconds between two faults, a Poisson process; None does nothing.
+        seed: seed of the times, the processes and the kinds of faults.
     """
     if every_s is None:
         yield
@@ -30,7 +30,7 @@ async def chaos(pids: Callable[[], Sequence[int]], every_s: float | None, seed: 
         breaking.cancel()
         await asyncio.wait((breaking,))
     if not breaking.cancelled():
-        breaking.result()  # it ends by itself only where it failed
+        breaking.result()  # it ends by itself only if it failed
 
 
 async def _break(pids: Callable[[], Sequence[int]], every_s: float, dice: random.Random) -> None:
@@ -41,6 +41,6 @@ async def _break(pids: Callable[[], Sequence[int]], every_s: float, dice: random
         pid, fault = dice.choice(up), dice.choice((signal.SIGKILL, signal.SIGSTOP))
         try:
             os.kill(pid, fault)
-        except ProcessLookupError:  # it died in the meantime
+        except ProcessLookupError:  # it died meanwhile
             continue
         logger.warning("chaos: %s to simulator process %d", fault.name, pid)

@@ -1,4 +1,4 @@
-"""How a failed run is reported, by the command line and by `train` alike: one error, with the frames of user code only."""
+"""Report a failed run, in the command line and in `train`, as one error with the frames of user code only."""
 
 import functools
 import traceback
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def raises_one_error(run: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Decorate a coroutine function: what it raises is the error itself, not a group of one, with a short traceback."""
+    """Decorate a coroutine function so that it raises the error itself, not a group of one, with a short traceback."""
 
     @functools.wraps(run)
     async def reporting(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -28,7 +28,7 @@ def raises_one_error(run: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Co
 
 
 def only_error(error: Exception) -> Exception:
-    """The one error in a group, or in groups of groups; the group itself if its members failed in different ways."""
+    """Return the single error in a group, also in nested groups, or the group itself if its errors differ."""
     if not isinstance(error, ExceptionGroup):
         return error
     members = _members_of(error)
@@ -50,11 +50,11 @@ def _members_of(group: ExceptionGroup[Exception]) -> list[Exception]:
 
 
 def explain(error: Exception) -> str:
-    """Say what happened, for the person who has to act on it.
+    """Describe an error for the person who has to act on it.
 
-    An error of vla_rl: its message and notes (an environment's own traceback is one of them), the lines of user code that
-    led to it, and its cause. Any other error is a mistake somewhere: its traceback, as short as `vla_rl.tracebacks` makes
-    it. The members of a group are explained one after the other.
+    For an error of vla_rl: its message and notes (an environment's own traceback is one of them), the lines of user code
+    that led to it, and its cause. For any other error, which is a bug somewhere: its traceback, shortened by
+    `vla_rl.tracebacks`. The errors of a group are described one after the other.
     """
     failure = only_error(error)
     shorten(failure)
@@ -71,11 +71,11 @@ def _explained(error: Exception) -> str:
     if error.__traceback__ is not None:
         lines += ["raised from:", *traceback.format_tb(error.__traceback__)]
     cause = error.__cause__
-    if isinstance(cause, VlaRlError) and str(cause) in str(error):  # a node's failure says what its function raised
+    if isinstance(cause, VlaRlError) and str(cause) in str(error):  # a node's error contains its cause's message
         lines += getattr(cause, "__notes__", ())
     elif isinstance(cause, VlaRlError):
         lines.append(_explained(cause).replace("error:", "because of", 1))
-    elif cause is not None and isinstance(error, CheckpointError | DataError):  # of files: our code is not to blame
+    elif cause is not None and isinstance(error, CheckpointError | DataError):  # an error in a file, not in code
         lines.append(f"because of: {type(cause).__name__}: {cause}")
     elif cause is not None:
         lines += ["because of:", *traceback.format_exception(cause)]

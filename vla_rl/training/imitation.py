@@ -1,4 +1,4 @@
-"""Between a data set and an imitator: samples read on demand, augmented batches, and statistics put into a policy."""
+"""Connect a data set to an imitator: read samples on demand, augment batches, and put statistics into a policy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 class Samples:
-    """Every control step of every episode as one sample: what was seen, and the chunk from there on.
+    """Samples of a data set, one for each control step of every episode: the observation, and the chunk from there on.
 
-    Frames are read when a sample is asked for. Chunks that reach over the end are marked as shorter.
+    Frames are read when a sample is requested. A chunk that reaches beyond the episode is marked as shorter.
 
-    Raises: DataError where an episode has other actions, another gripper, other cameras or states than the policy.
+    Raises: DataError if the actions, gripper, cameras or states of an episode do not match the policy.
     """
 
     def __init__(self, episodes: Sequence[RecordedEpisode], policy: "VlaPolicy") -> None:
@@ -46,11 +46,11 @@ class Samples:
         return int(self._ends[-1])
 
     def demonstrations(self, indices: Sequence[int]) -> list[Demonstration]:
-        """The samples of these numbers; blocks while frames are read. Raises: DataError naming a frame that is damaged."""
+        """Read the samples of these numbers; blocks meanwhile. Raises: DataError, naming the frame, if one is damaged."""
         return [self._demonstration(index) for index in indices]
 
     def read_one_of_each_episode(self) -> None:
-        """Read the first sample of every episode, with its pictures. Raises: DataError naming what cannot be read."""
+        """Read the first sample of every episode, with its images. Raises: DataError, naming what cannot be read."""
         for episode in self._episodes:
             episode.observation(0, self._cameras)
 
@@ -69,19 +69,19 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
     width = episode.actions.shape[1]
     if width != policy.config.action_dim:
         raise DataError(
-            f"{episode.name} has actions of {width} numbers, and the policy of {policy.config.action_dim}; take the data's "
-            "own statistics (--statistics data) if the policy is to learn another robot, or other data."
+            f"{episode.name} has actions of {width} numbers, expected {policy.config.action_dim} for this policy; use the "
+            "data's own statistics (--statistics data) to train it for another robot, or use other data."
         )
     if not episode.has_gripper and policy.config.action_bounds.gripper == "openvla":
         raise DataError(
-            f"the actions of {episode.name} have no gripper, and the policy takes their last number for one; take the "
+            f"the actions of {episode.name} have no gripper, but the policy treats their last number as one; use the "
             "data's own statistics (--statistics data)."
         )
     lost = [camera for camera in policy.config.cameras if camera not in episode.frames]
     if lost:
         raise DataError(
-            f"{episode.name} has no pictures {lost[0]!r}, only {sorted(episode.frames)}; say which the policy sees "
-            "(--cameras), or name the data's (--data.fields)."
+            f"{episode.name} has no pictures {lost[0]!r}, only {sorted(episode.frames)}; choose the policy's cameras "
+            "(--cameras), or map the data's names (--data.fields)."
         )
     proprio = _proprio_config(policy)
     if proprio is None:
@@ -90,7 +90,7 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
     if vector is None or vector.shape[1] != len(proprio.low):
         found = "none" if vector is None else f"{vector.shape[1]} numbers"
         raise DataError(
-            f"{episode.name} has {found} of {proprio.key!r}, and the policy reads {len(proprio.low)}; take other data, or a "
+            f"{episode.name} has {found} of {proprio.key!r}, and the policy reads {len(proprio.low)}; use other data, or a "
             "policy without proprioception."
         )
 
@@ -98,7 +98,7 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
 def augmented_batches(
     policy: "VlaPolicy", config: AugmentationConfig, generator: torch.Generator
 ) -> Callable[[Sequence[Observation]], PrismaticBatch]:
-    """What `policy.prepare` does, with augmented frames; for one thread, as all batches draw from `generator`."""
+    """Return a `policy.prepare` that augments frames. Call it in one thread, because all batches draw from `generator`."""
     pipeline = training_pipeline(policy.config.images, config, generator)
     tokenizer = read_tokenizer(policy.config)
     processor = PrismaticProcessor(policy.config, tokenizer, _proprio_config(policy), pipeline)
@@ -109,7 +109,7 @@ def augmented_batches(
 def tiny_policy(
     head: Literal["tokens", "l1", "diffusion"], statistics: Mapping[str, Any] | None, seed: int
 ) -> "VlaPolicy":
-    """A small OpenVLA-OFT with random weights; `statistics` as `statistics_of` gives them, none for -1 to 1."""
+    """Create a small OpenVLA-OFT with random weights; `statistics` as of `statistics_of`, None for a range of -1 to 1."""
     config = tiny(head=head)
     if statistics is not None:
         found = msgspec.convert(dict(statistics), Statistics)
@@ -122,12 +122,12 @@ def tiny_policy(
 
 
 def with_statistics(folder: PublicFolder, statistics: Mapping[str, Any], key: str) -> PublicFolder:
-    """A checkpoint folder with other action statistics: what is loaded from it has them, and saves them beside the old ones.
+    """Return a checkpoint folder with added action statistics. A policy loaded from it uses and saves them.
 
     Args:
-        folder: as it was read.
-        statistics: as `statistics_of` gives them.
-        key: what they are called in `dataset_statistics.json`.
+        folder: the checkpoint's folder.
+        statistics: statistics as `statistics_of` returns them.
+        key: their name in `dataset_statistics.json`, beside the old ones.
     """
     named = {**msgspec.json.decode(folder.files.get(STATISTICS_FILE, b"{}")), key: dict(statistics)}
     files = {**folder.files, STATISTICS_FILE: msgspec.json.format(msgspec.json.encode(named), indent=2)}

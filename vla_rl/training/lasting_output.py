@@ -1,6 +1,6 @@
-"""Standard output and error that a run may print to whatever becomes of them: a closed terminal or pipe, a full disk.
+"""Standard output and error that never fail: printing to a closed terminal or pipe, or to a full disk, raises nothing.
 
-Without it a print ends a run of hours when the terminal closes, or when the log file that it goes to has no more room.
+Without this, a print ends a run of hours when the terminal closes or the disk of the log file is full.
 """
 
 import contextlib
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any, Final, TextIO, cast
 
 _GONE: Final = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
-"""Errors of a stream that has no reader any more; others, such as a full disk, may pass."""
+"""Errors of a stream whose reader is gone for good; other errors, such as a full disk, may pass."""
 
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Inside, what cannot be printed is dropped. What a stream without readers still holds at the end is dropped too."""
+    """While the context is open, drop output that cannot be printed, also what a stream without a reader still buffers."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, _Lasting(stream)) for stream in before)
     try:
@@ -51,7 +51,7 @@ class _Lasting:
             self._lost(error)
 
     def _lost(self, error: OSError) -> None:
-        """Let a stream that nothing reads go nowhere: its buffer would fail again, at the latest when the process ends."""
+        """Redirect a stream without a reader to nowhere; its buffer would fail again, at the latest at the process's end."""
         if error.errno not in _GONE:
             return
         with contextlib.suppress(OSError, ValueError):  # a stream of a test or a notebook has no descriptor

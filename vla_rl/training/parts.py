@@ -1,14 +1,14 @@
-"""The parts that pipelines are made of: simulators, engine, learner, and, where asked for, critic and reference.
+"""The parts that pipelines are made of: simulators, engine, learner, and, if needed, critic and reference.
 
     starts ─► GroupSource ─► EpisodeScheduler ◄─ SimulatorPool (processes)
                                 │      ▲ actions
                                 ▼      │
-                     nodes ─► Learner ─► TorchEngine        one DeviceLane for all that computes here
+                     nodes ─► Learner ─► TorchEngine        one DeviceLane for all computation here
                                 │        or VllmEngine      in processes of its own
                                 └ Critic, Reference
 
-Building the parts opens nothing, so a pipeline over them can be looked at. A critic or a reference policy exists only once a
-pipeline asked for it. Where a team learns, engine, learner, critic and reference are teams too, and nodes do not notice.
+Building the parts opens nothing, so a pipeline over them can be inspected. A critic or a reference policy is created when a
+pipeline first reads it. If a team learns, engine, learner, critic and reference are teams with the same interface.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_o
 
 
 class TrainingParts:
-    """All parts of a run, put together but not started.
+    """All parts of a run, connected but not started.
 
     Args: those of `vla_rl.train`, and `first_update`, the update that the run begins with.
     """
@@ -98,17 +98,17 @@ class TrainingParts:
 
     @property
     def model(self) -> RunModel:
-        """The policy of the run. Raises: ConfigError where several policies learn."""
+        """Policy of the run. Raises: ConfigError if several policies learn."""
         if isinstance(self._model, Team):
             raise ConfigError(
-                f"pipeline {self.config.pipeline!r} looks at the policy of the run, and there are several, of the agents "
-                f"{sorted(self._model.members)}; use grpo or another pipeline that does not"
+                f"pipeline {self.config.pipeline!r} needs a single policy, but this run has several, of the agents "
+                f"{sorted(self._model.members)}; use grpo or another pipeline for several policies"
             )
         return self._model
 
     @property
     def critic(self) -> Critic | CriticTeam:
-        """The critic of this run; asking for it makes it."""
+        """Critic of this run, created at the first access."""
         if self._critic is None:
             seed = derive_seed(self.config.run.seed, "critic")
             critics = {
@@ -120,14 +120,14 @@ class TrainingParts:
 
     @property
     def reference(self) -> Reference | ReferenceTeam:
-        """The policy as the run (not its last resume) began; asking for it makes the copy."""
+        """Copy of the policy from the beginning of the run (not of its last resume), made at the first access."""
         if self._reference is None:
             references = {name: self._copy_of(member) for name, member in members_of_run(self._model).items()}
             self._reference = ReferenceTeam(references) if isinstance(self._model, Team) else references[""]
         return self._reference
 
     def engine_metrics(self) -> dict[str, float]:
-        """What engines in processes of their own have to say; one in this process costs nothing that is not shown."""
+        """Return the metrics of engines in their own processes; an engine in this process has none."""
         if isinstance(self.engine, RunEngines):
             metrics: dict[str, float] = {}
             for name, engine in self.engine.owned.items():
@@ -141,7 +141,7 @@ class TrainingParts:
         self._remembered[name] = (what, state_type)
 
     def write_videos_to(self, run: RunDirectory) -> VideoRecorder:
-        """Have the node `show` draw videos into `run`; the caller closes the recorder."""
+        """Make the node `show` write videos into `run`; the caller closes the recorder."""
         videos = VideoRecorder(run.videos, self.config.run.videos_every)
         self.show.offer = videos.offer
         return videos
@@ -151,19 +151,19 @@ class TrainingParts:
         return Reference(member.model, self.lane, *learner.micro_batch_size)
 
     def _policy_busy_share(self) -> float:
-        """Of the busiest engine."""
+        """Return the busy share of the busiest engine."""
         engines = self.engine.owned.values() if isinstance(self.engine, RunEngines) else [self.engine]
         return max(engine.stats().busy_share for engine in engines)
 
     async def snapshot(self) -> RunSnapshot:
-        """Everything that the run goes on from. Nothing may train meanwhile."""
+        """Return the complete state of the run. Nothing may train meanwhile."""
         critic = await self._critic.snapshot() if self._critic is not None else {}
         learner = replace(await self.learner.snapshot(), critic=critic)
         others = {name: what.state() for name, (what, _) in self._remembered.items()}
         return RunSnapshot(learner, {"scheduler": self.scheduler.state(), **others})
 
     async def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint, before anything is opened but the lane."""
+        """Restore a checkpoint. Call it before anything but the lane is opened."""
         await self.learner.restore(checkpoint.state)
         if self._critic is not None:
             await self._critic.restore(checkpoint.state.critic)
@@ -173,7 +173,7 @@ class TrainingParts:
 
 
 def device_of(config: RunConfig) -> torch.device:
-    """The device that a run computes on. Raises: ConfigError where a GPU is asked for and there is none."""
+    """Return the device that a run computes on. Raises: ConfigError if a GPU is requested and there is none."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("RunConfig.device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine")
     if config.device == "auto" and not torch.cuda.is_available():
@@ -182,7 +182,7 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
-    """Tell which groups are worth an update; None if all are.
+    """Return a function that tells whether to keep a group; None if all are kept.
 
     The function raises EnvError if it filters by success and the environment does not report it.
     """
@@ -202,7 +202,7 @@ def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
             return True
         if config.drop_equal == "success":
             return not has_equal_rewards([float(member.is_success) for member in members])
-        # of several agents, one that has something to learn is enough
+        # with several agents, it is enough that one has a learning signal
         return not all(
             has_equal_rewards([part.trajectory.undiscounted_return for part in parts_of(members, agent)])
             for agent in agents_of(members)

@@ -1,4 +1,4 @@
-"""Where a run's episodes are played: simulators in processes of their own, text environments in this one, or both."""
+"""Environments of a run: simulators in their own processes, text environments in this one, or both."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -15,7 +15,7 @@ from vla_rl.types import EnvPool, EpisodeSpec
 
 
 class RunPool(EnvPool, Protocol):
-    """A pool that a run opens and asks for its figures."""
+    """A pool that a run opens and whose metrics it reads."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -24,18 +24,18 @@ class RunPool(EnvPool, Protocol):
     ) -> None: ...
 
     def metrics(self) -> Mapping[str, float]:
-        """By path."""
+        """Return metrics by path."""
         ...
 
 
 class MixedPool:
-    """Simulators and text environments as one pool; each episode is played where its environment lives.
+    """Simulators and text environments as one pool; each episode leases an environment of its own kind.
 
-    An episode that finds its own kind all taken waits for it, though others may be free: let the starts take turns
-    (`GroupSource.kinds`), so that neither kind has all the episodes.
+    An episode waits for its kind even if the other kind is free, so let the starts take turns (`GroupSource.kinds`), or
+    all running episodes may be of one kind.
 
     Args:
-        simulators, text: opened and closed by this one.
+        simulators, text: pools, opened and closed by this one.
     """
 
     def __init__(self, simulators: SimulatorPool, text: TextEnvPool) -> None:
@@ -56,20 +56,20 @@ class MixedPool:
 
     @property
     def num_envs(self) -> int:
-        """Of both kinds together."""
+        """Number of environments of both kinds together."""
         return self.simulators.num_envs + self._text.num_envs
 
     def lease(self, episode: EpisodeSpec) -> AbstractAsyncContextManager[Any]:
-        """An environment for this episode: a `TextEnv` where it is a text task, else a simulator."""
+        """Lease an environment for this episode: a `TextEnv` for a text task, else a simulator."""
         return self._text.lease(episode) if is_text_task(episode.env) else self.simulators.lease(episode)
 
     def metrics(self) -> Mapping[str, float]:
-        """Those of both."""
+        """Return the metrics of both pools."""
         return {**self.simulators.metrics(), **self._text.metrics()}
 
 
 def pool_of(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskStart]) -> RunPool:
-    """The pool that a configuration asks for. Raises: ConfigError for one that says nothing about environments."""
+    """Make the pool for a configuration. Raises: ConfigError if the configuration has no environments."""
     if isinstance(config, MixedTrainingConfig):
         text = [start.env for start in starts if is_text_task(start.env)]
         others = [start.env for start in starts if not is_text_task(start.env)]
@@ -80,24 +80,24 @@ def pool_of(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskStart
     if isinstance(config, TrainingConfig):
         return SimulatorPool(runtime, config.simulators, specs=specs)
     raise ConfigError(
-        f"a {type(config).__name__} says nothing of environments; use TrainingConfig for simulators, TextTrainingConfig, or "
-        "MixedTrainingConfig for both"
+        f"a {type(config).__name__} has no settings for environments; use TrainingConfig for simulators, TextTrainingConfig "
+        "for text environments, or MixedTrainingConfig for both"
     )
 
 
 def kinds_of(starts: Sequence[TaskStart]) -> list[str]:
-    """Of each start, whether it is played in a `simulator` or as `text`."""
+    """Return the kind of each start: `simulator` or `text`."""
     return ["text" if is_text_task(start.env) else "simulator" for start in starts]
 
 
 def simulator_pids(pool: RunPool) -> list[int]:
-    """Simulator processes that are up now."""
+    """Return the simulator processes that are running."""
     simulators = pool.simulators if isinstance(pool, MixedPool) else pool
     return simulators.pids if isinstance(simulators, SimulatorPool) else []
 
 
 def what_plays(config: LearningConfig) -> str:
-    """What there are several of, in words."""
+    """Return the kind of environments in words."""
     if isinstance(config, MixedTrainingConfig):
         return "simulators and text environments"
     return "text environments" if isinstance(config, TextTrainingConfig) else "simulators"

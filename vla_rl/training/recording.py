@@ -1,4 +1,4 @@
-"""Recording the episodes of any run, every control step of them, as a LeRobotDataset.
+"""Record the episodes of any run, with every control step, as a LeRobotDataset.
 
 train(config, starts, model, agent=EpisodeRecorder(LeRobotWriter(folder)).around(my_agent))
 """
@@ -32,39 +32,39 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeRecorder:
-    """Looks after every control step of an agent's episodes instead of every chunk, and writes what was seen.
+    """Records every control step of an agent's episodes, with observations at each step instead of each chunk.
 
-    The trajectory is the same; simulators draw more pictures, so episodes take longer. One that the data set holds already
-    is played and not written again; a warning counts them. Writing happens in a thread, one episode at a time; an
-    episode ends when it is written. One that a full disk has no room for is left out with a warning, and the next one is
-    tried. Conversations with a text environment are played and not recorded.
+    The trajectory is the same; episodes take longer, because simulators render more images. An episode that the data set
+    holds already is not written again; a warning counts those. A thread writes one episode at a time, and an episode ends
+    when it is written. An episode that finds no room on a full disk is left out with a warning, and the next one is tried.
+    Conversations with a text environment are not recorded.
 
     Args:
         writer: the data set.
-        run: what tells these episodes from another run's in the same data set, such as a digest of what is played.
+        run: name that distinguishes these episodes from another run's in the same data set, such as a digest of settings.
     """
 
     def __init__(self, writer: LeRobotWriter, run: str = "") -> None:
         self._writer, self._run = writer, run
         self.num_left_out = 0
-        """Episodes that the data set held already."""
+        """Number of episodes that the data set held already."""
         self._failures = FailureStreak("recording episodes", "that episode is not in the data set, the next is tried")
         self._turn = asyncio.Lock()
 
     @property
     def num_failed(self) -> int:
-        """Episodes that could not be written."""
+        """Number of episodes that could not be written."""
         return self._failures.num_failed
 
     def around(self, agent: Agent = embodied_agent) -> Agent:
-        """The agent, with its episodes recorded."""
+        """Return the agent with its episodes recorded."""
 
         async def play(env: Env, policy: Policy) -> Trajectory:
             if is_text_task(env.episode.env):
                 return await agent(env, policy)
             watched = _Watched(env)
             trajectory: Any = await agent(watched, policy)
-            if isinstance(trajectory, Trajectory):  # the scheduler refuses anything else
+            if isinstance(trajectory, Trajectory):  # the scheduler rejects anything else
                 async with self._turn:
                     await run_to_its_end(self._write, trajectory, watched.seen[:-1], watched.actions)
             return trajectory  # type: ignore[no-any-return]
@@ -90,7 +90,7 @@ class EpisodeRecorder:
 
 
 class _Watched:
-    """An environment that runs chunks row by row, and keeps what it saw and was told."""
+    """An environment that runs chunks one action at a time and stores observations and actions."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
@@ -128,13 +128,13 @@ class _Watched:
 def recorded_episode(
     trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray], run: str = ""
 ) -> RecordedEpisode:
-    """An episode with what was seen before each of its control steps.
+    """Return an episode with the observation before each control step.
 
     Args:
-        trajectory: what is known of it.
-        seen: observations, one for each control step; pictures and vectors of them are kept.
-        actions: [D] each.
-        run: which run it is of, for its name.
+        trajectory: the episode's trajectory.
+        seen: observations, one for each control step; their images and vectors are stored.
+        actions: actions [D], one for each control step.
+        run: name of the run, for the episode's name.
     """
     first = seen[0]
     is_picture = {
@@ -170,7 +170,7 @@ def _picture(seen: Sequence[Observation], key: str, step: int) -> np.ndarray:
 
 
 def episode_name(episode: EpisodeSpec) -> str:
-    """The same for the same episode in another run of the same seed, such as after a resume."""
+    """Return the episode's name, which is the same in another run of the same seed, such as after a resume."""
     options = " ".join(f"{key} {value}" for key, value in sorted(episode.options.items()))
     scene = f" scene {episode.env.kwargs['scene_seed']}" if "scene_seed" in episode.env.kwargs else ""
     return f"{episode.task} {options}{scene} seed {episode.policy_seed}"

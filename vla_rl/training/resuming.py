@@ -1,4 +1,4 @@
-"""A resumed run goes on from its newest whole checkpoint, from the one that was named, or from its very beginning."""
+"""Resume a run from its newest complete checkpoint, from a named one, or from its beginning."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,18 +16,18 @@ T = TypeVar("T")
 async def checkpoint_to_resume(
     run: RunDirectory, name: str | None, read: Callable[[Path], Awaitable[T]]
 ) -> tuple[Path, T] | None:
-    """The checkpoint that a run goes on from, and what `read` gives for it; None for a run that has not begun one.
+    """Return the checkpoint to resume from, and what `read` returns for it; None if the run has no checkpoint yet.
 
     Args:
-        run: the directory.
-        name: the checkpoint's folder, such as `update-000012`; None for the newest that is whole, with a line about
-            each newer one that is not.
+        run: the run's directory.
+        name: the checkpoint's folder, such as `update-000012`; None for the newest complete one, with a printed line
+            about each newer one that is damaged.
         read: reads a folder, such as `load_checkpoint`.
 
-    Raises: ConfigError for a name that there is not; CheckpointError if the one that was named, or every one, is damaged.
+    Raises: ConfigError if there is no checkpoint `name`; CheckpointError if the named one, or every one, is damaged.
     """
     for folder, version in renamed_checkpoints(run.checkpoints).items():
-        print(f"{folder} is not used: its name says another update than its content, {version}", flush=True)
+        print(f"{folder} is not used: its content is of update {version}, unlike its name", flush=True)
     folders = list_checkpoints(run.checkpoints)
     if name is not None:
         return await _named(run, name, folders, read)
@@ -39,20 +39,21 @@ async def checkpoint_to_resume(
             complaints.append(str(error))
             continue
         for complaint in complaints:
-            print(f"{complaint} Going on from the older {folder.name} instead", flush=True)
+            print(f"{complaint} Resuming from the older {folder.name} instead", flush=True)
         return folder, found
     half_removed = [path for path in _entries(run.checkpoints) if update_in_name(path) is not None]
     if complaints or half_removed:
         raise CheckpointError(
-            f"{run.checkpoints} holds no whole checkpoint, so there is nothing to resume from: "
+            f"{run.checkpoints} holds no complete checkpoint, so there is nothing to resume from: "
             + " ".join(complaints or [f"{path.name} is not complete." for path in half_removed])
         )
     return None
 
 
 async def leave_later(run: RunDirectory, folder: Path | None, version: int, judge: Judge | None) -> None:
-    """Set aside what a run, which goes on from the checkpoint in `folder`, makes anew: checkpoints and results of later
-    weights. Prints a line about each checkpoint, or that there is none.
+    """Set aside the checkpoints and results of later weights, which a run resumed from `folder` makes again.
+
+    Prints a line about each checkpoint, or that there is none.
 
     Raises: CheckpointError, ConfigError if something cannot be written.
     """

@@ -1,9 +1,9 @@
-"""Train a policy in environments, by any pipeline: what happens around the graph of one update.
+"""Train a policy in environments with any pipeline: everything around the graph of one update.
 
     TrainingParts ─► pipeline ─► customise ─► graph ─► executor ─► updates ─► metrics, trace, live view
                                                                        └► run directory: checkpoints, videos
 
-To train on something else, hand in other starts, another model, agent or pipeline; the README shows each.
+To train on something else, pass other starts, another model, agent or pipeline; the README shows each.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ Customise: TypeAlias = Callable[[Pipeline], Pipeline]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a training run."""
+    """The result of a training run."""
 
     run: RunDirectory
     progress: Snapshot
@@ -55,7 +55,7 @@ class Outcome:
     """True if the run was asked to stop before its last update."""
 
     stopped_by: signal.Signals | None = None
-    """The signal that asked it."""
+    """Signal that stopped the run, if one did."""
 
 
 @raises_one_error
@@ -71,25 +71,25 @@ async def train(
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
 ) -> Outcome:
-    """Train `model` in place from `starts` until `config.run.updates` updates are made, or a signal stops it in order.
+    """Train `model` in place from `starts` until `config.run.updates` updates are made or a signal stops the run in order.
 
     Args:
-        config: the pipeline and its settings, sizes, seeds and what the run leaves behind.
-        starts: what to play: environments, tasks and initial states.
-        model: the policy, or a `Team` of them.
-        agent: plays one episode; without one, that of `agent_of`. Recorded where `config.run.record_to` is set.
+        config: the pipeline and its settings, sizes, seeds and the run's files.
+        starts: environments, tasks and initial states of the episodes.
+        model: the policy, or a `Team` of policies.
+        agent: runs one episode; None: that of `agent_of`. Its episodes are recorded if `config.run.record_to` is set.
         customise: changes the pipeline before it is built.
-        resume: the directory of an earlier run, to go on from its newest whole checkpoint, or from the beginning if it
+        resume: directory of an earlier run, to resume from its newest complete checkpoint, or from the beginning if it
             ended before its first.
-        resume_from: name of the checkpoint to go on from instead, such as `update-000012`; newer ones are set aside.
-        about: what results depend on besides the configuration, such as which assets were found; for `about.json`.
+        resume_from: name of another checkpoint to resume from, such as `update-000012`; newer ones are set aside.
+        about: facts that results depend on besides the configuration, such as the assets that were found; for `about.json`.
         judge: evaluates the policy before the first update and after the last.
 
     Raises: ConfigError, GraphError before anything starts; CheckpointError if every checkpoint is damaged, or the last
         one cannot be written; RunDirectoryGone if the directory was removed meanwhile; what an environment, agent or
-        node raised. Everything is closed in order before, and what was learnt is saved, unless the learner itself failed.
-        A failure of a task comes as the error itself, with the traceback of your own code only, unless the environment
-        variable VLA_RL_TRACEBACK is `full`.
+        node raised. Before that, everything is closed in order and the weights are saved, unless the learner itself
+        failed. A task's failure is raised as the error itself, with the traceback of your own code only, unless the
+        environment variable VLA_RL_TRACEBACK is `full`.
     """
     check_arguments(config, starts, agent)
     if config.run.wandb_project is not None:
@@ -114,7 +114,7 @@ async def train(
 
 
 class TrainingRun:
-    """A pipeline over the parts of a run, not started yet: building one opens nothing, so its graph can be looked at.
+    """A pipeline over the parts of a run, not started. Building one opens nothing, so its graph can be inspected.
 
     Args: those of `train`, and `first_update`, the update that the run begins with.
     """
@@ -136,20 +136,20 @@ class TrainingRun:
         if config.overlong.max_length is not None and "overlong" not in self.graph.nodes:
             raise ConfigError(
                 f"overlong.max_length is {config.overlong.max_length}, but pipeline {config.pipeline!r} has no node "
-                "'overlong' to punish long replies; take dapo, or insert that node"
+                "'overlong' to penalise long replies; use dapo, or insert that node"
             )
 
     @property
     def simulator_pids(self) -> list[int]:
-        """Simulator processes that are up now."""
+        """Simulator processes that are running."""
         return simulator_pids(self._parts.pool)
 
     async def execute(
         self, run: RunDirectory, checkpoint: Checkpoint | None = None, *, is_resumed: bool = False
     ) -> Outcome:
-        """Make the updates and leave everything in `run`, an earlier run's if `is_resumed`; from `checkpoint` if given.
+        """Make the updates and write all files into `run`, an earlier run's if `is_resumed`; start at `checkpoint` if given.
 
-        To be called once.
+        Call it once.
         """
         parts = self._parts
         with lasting_output(), Watchdog(stall_after_s=self._config.run.stall_warning_s), StopSignal() as stop:
@@ -159,7 +159,9 @@ class TrainingRun:
                     await parts.restore(checkpoint)
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version
                 videos = parts.write_videos_to(run)
-                make = partial(RunRecord, run, self._config, self.graph, first)  # imports much, and may go on-line
+                make = partial(
+                    RunRecord, run, self._config, self.graph, first
+                )  # slow: it imports much, and may go on-line
                 record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
                 parts.saver.save_to(run.checkpoints, record.unwritten)
                 try:
@@ -174,7 +176,7 @@ class TrainingRun:
             return Outcome(run, progress, was_stopped=stop.is_asked, stopped_by=stop.received)
 
     async def _carry_out(self, run: RunDirectory, record: RunRecord, stop: StopSignal) -> None:
-        """Make the updates, and save what is not saved yet, whatever ends them."""
+        """Make the updates; when they end for any reason, save what is not saved yet."""
         parts = self._parts
         try:
             await stop.unless_asked(self._make_updates(run, record))
@@ -182,7 +184,7 @@ class TrainingRun:
             await self._save_before_raising(error, run)
             raise
         is_early = stop.is_asked and parts.scheduler.version < self._config.run.updates
-        # stopped early, episodes were played since the last checkpoint, or there is none yet
+        # if stopped early, episodes were run since the last checkpoint, or there is none yet
         if is_early or parts.saver.saved_version != parts.scheduler.version:
             gone = await record.find_directory()
             await parts.saver.save(await parts.snapshot())
@@ -190,7 +192,7 @@ class TrainingRun:
                 raise gone
 
     async def _save_before_raising(self, error: BaseException, run: RunDirectory) -> None:
-        """Save what was learnt before `error` ended the run. A note of the error says where, or why not."""
+        """Save the weights before `error` ends the run. A note of the error names the folder, or the reason why not."""
         parts = self._parts
         is_of_learner = isinstance(error, NodeFailed) and self.graph.nodes[error.node].node_type is NodeType.MODEL_TRAIN
         if is_of_learner or not parts.learn.is_between_updates:
@@ -201,12 +203,10 @@ class TrainingRun:
             return
         try:
             folder = await parts.saver.save(await parts.snapshot())
-        except Exception as failure:  # what ended the run is what has to be raised
-            error.add_note(f"what was learnt since update {parts.saver.saved_version} could not be saved: {failure}")
+        except Exception as failure:  # the error that ended the run has to be raised, not this one
+            error.add_note(f"the progress since update {parts.saver.saved_version} could not be saved: {failure}")
         else:
-            error.add_note(
-                f"what was learnt until then was saved first, in {folder}; --resume {run.path} goes on from it"
-            )
+            error.add_note(f"the progress until then was saved in {folder}; continue with --resume {run.path}")
 
     async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
         parts, last = self._parts, self._config.run.updates
@@ -218,7 +218,7 @@ class TrainingRun:
             if parts.scheduler.version < last:
                 await self._train(record)
             if self._judge is not None and parts.scheduler.version == last:
-                if parts.saver.saved_version != last:  # results are of weights that exist
+                if parts.saver.saved_version != last:  # the judged weights have to be on disk
                     await parts.saver.prepare(await parts.snapshot())
                     await parts.saver.commit(last)
                 await self._judge(run, parts.pool, parts.engine)
@@ -233,7 +233,7 @@ class TrainingRun:
             try:
                 async with parts.scheduler, updates:
                     async for update in updates:
-                        # once begun to its end: an update that was learnt has its line, also on Ctrl-C
+                        # carried through, so that a finished update has its line of metrics also on Ctrl-C
                         _, is_cancelled = await carried_through(self._note(update, record, view))
                         if is_cancelled:
                             raise asyncio.CancelledError
@@ -243,7 +243,7 @@ class TrainingRun:
                         await carried_through(self._note(update, record, view))
 
     async def _note(self, update: Update, record: RunRecord, view: LiveView) -> None:
-        """Show an update that was learnt, write it down, and let its checkpoint appear."""
+        """Show a finished update, write its record, and commit its checkpoint."""
         parts = self._parts
         node_seconds = {node: span.busy_s for node, span in update.spans.items()}
         parts.progress.update_done(node_seconds, str(update.critical_path))
@@ -256,7 +256,7 @@ class TrainingRun:
         lag = await parts.runtime.loop_lag()
         is_latest = report is not None and report.weight_version == update.index + 1
         return {
-            **(report.metrics if report is not None and is_latest else {}),  # of an update that was cut short
+            **(report.metrics if report is not None and is_latest else {}),  # an update that was cut short lacks them
             **update.metrics,
             **parts.scheduler.metrics(),
             **parts.pool.metrics(),

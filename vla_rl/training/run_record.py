@@ -1,6 +1,6 @@
-"""Write down each update: its line of metrics, then its trace. A full disk delays that and never ends a run.
+"""Record each update: its line of metrics, then its trace. A full disk delays the record and never ends a run.
 
-A run directory that was removed is made again, so that what is learnt can be saved, and then ends the run.
+If the run directory was removed, it is made again so that the weights can be saved, and then the run ends.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 
 
 class RunRecord:
-    """The written record of a run. Use it as a context manager; one update is noted at a time.
+    """The written record of a run. Use it as a context manager; record one update at a time.
 
     Args:
-        run: the directory.
-        config: of the run, for a directory that has to be made again.
-        graph: of an update.
-        first: the update that the run begins with.
-        checkpoint: what a resumed run goes on from; lines of metrics that it holds are written first.
-        is_resumed: the directory is an earlier run's.
+        run: the run's directory.
+        config: the run's configuration, for a directory that has to be made again.
+        graph: graph of an update.
+        first: first update of the run.
+        checkpoint: checkpoint that the run resumes from; the lines of metrics in it are written first.
+        is_resumed: whether the directory is an earlier run's.
 
-    Raises: ConfigError if wandb is asked for and not installed, or the files of an earlier run cannot be written.
+    Raises: ConfigError if wandb is requested and not installed, or the files of an earlier run cannot be written.
     """
 
     def __init__(
@@ -72,28 +72,28 @@ class RunRecord:
         self._log.close()
 
     def unwritten(self) -> bytes:
-        """Bring the lines of metrics to the disk; gives those that found no place. Blocks."""
+        """Write the waiting lines of metrics to the disk; return those that find no room. Blocks."""
         return self._log.secured()
 
     async def note(self, update: Update, metrics: dict[str, float]) -> None:
-        """Write an update down. Raises: RunDirectoryGone, once the directory was made again and the update is noted."""
+        """Record an update. Raises: RunDirectoryGone, after the directory was made again and the update recorded in it."""
         gone = await self.find_directory()
         await asyncio.to_thread(self._log.write, update.index + 1, metrics)
-        traced = msgspec.structs.replace(update, values=Values())  # one that waits for room holds no tensors
+        traced = msgspec.structs.replace(update, values=Values())  # an update that waits for room must hold no tensors
         await asyncio.to_thread(self._trace.put, f"update {update.index + 1}", traced)
         if gone is not None:
             raise gone
 
     async def find_directory(self) -> RunDirectoryGone | None:
-        """Look whether the run directory is still there. If not, it is made again and the error to raise is given."""
+        """Check that the run directory still exists. If not, make it again and return the error to raise."""
         return await asyncio.to_thread(self._find_directory)
 
     def _find_directory(self) -> RunDirectoryGone | None:
         if self._run.is_there():
             return None
-        message = f"the run directory {self._run.path} was removed while the run was on, and what it held is lost"
+        message = f"the run directory {self._run.path} was removed during the run, and its files are lost"
         try:
             self._run.make_again(self._config)
         except OSError as error:
             return RunDirectoryGone(f"{message}; it cannot be made again: {error}")
-        return RunDirectoryGone(f"{message}; it was made again to save what was learnt, and the run ends here")
+        return RunDirectoryGone(f"{message}; it was made again to save the weights, and the run ends here")

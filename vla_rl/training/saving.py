@@ -1,10 +1,10 @@
-"""The checkpoints of a run: when one is due, in which order it appears, and what a full disk does to it.
+"""The checkpoints of a run: when they are due, how they are written, and how a full disk delays them.
 
     node `checkpoint`: prepare ─► line of the update in metrics.jsonl ─► commit
                        (all bytes)                                      (a rename)
 
-A checkpoint appears only once the lines of all its updates are on disk, in metrics.jsonl or in the checkpoint itself. So a
-run that is killed at any instant and resumed has a line for every update.
+A checkpoint appears only after the metrics of all its updates are on disk, in metrics.jsonl or in the checkpoint itself.
+Therefore a run that is killed at any instant and resumed has a line for every update.
 """
 
 import logging
@@ -23,48 +23,48 @@ logger = logging.getLogger(__name__)
 
 
 class RunSnapshot(msgspec.Struct, frozen=True):
-    """Everything that a run goes on from, taken at one instant."""
+    """The complete state of a run, taken at one instant."""
 
     learner: TrainingState | TeamState
     others: dict[str, Any]
-    """The scheduler's state, and that of whatever else is remembered, by name."""
+    """States of the scheduler and of other parts, by name."""
 
 
 class CheckpointSaver:
-    """Saves checkpoints while a run goes on. One that cannot be written is reported and tried again after each update.
+    """Saves checkpoints during a run. If one cannot be written, this is reported and tried again after each update.
 
     Args:
         every: updates between checkpoints.
-        keep_last: checkpoints to keep.
-        saved_version: the update that the run goes on from.
+        keep_last: number of checkpoints to keep.
+        saved_version: update that the run resumes from.
     """
 
     def __init__(self, every: int, keep_last: int, saved_version: int) -> None:
         self._every, self._keep_last = every, keep_last
         self.saved_version = saved_version
-        """The newest update that is on disk."""
+        """Newest update that is on disk."""
         self._root: Path | None = None
         self._unwritten: Callable[[], bytes] = bytes
         self._prepared: dict[int, PreparedCheckpoint] = {}
         self._is_overdue = False
 
     def save_to(self, root: Path, unwritten: Callable[[], bytes]) -> None:
-        """Save below `root`, with the lines of metrics that `unwritten` gives: those that are not in their file."""
+        """Save below `root`, with the lines of metrics that `unwritten` returns, which found no room in their file."""
         self._root, self._unwritten = root, unwritten
 
     def is_due(self, version: int) -> bool:
-        """Tell whether a checkpoint of this update is wanted."""
+        """Return whether a checkpoint of this update is due."""
         return self._is_overdue or version % self._every == 0
 
     async def prepare(self, snapshot: RunSnapshot) -> None:
-        """Write a checkpoint up to its last step; `commit` lets it appear. A full disk is a warning."""
+        """Write a checkpoint except for the final rename, which `commit` does. If the disk is full, log a warning."""
         try:
             self._prepared[snapshot.learner.weight_version] = await self._prepare(snapshot)
         except CheckpointError as error:
             self._postpone(error)
 
     async def commit(self, version: int) -> None:
-        """Let the checkpoint of an update appear, if one was prepared. A full disk is a warning."""
+        """Make the checkpoint of an update visible, if one was prepared. If the disk is full, log a warning."""
         prepared = self._prepared.pop(version, None)
         if prepared is None:
             return
@@ -74,12 +74,12 @@ class CheckpointSaver:
             self._postpone(error)
 
     async def save(self, snapshot: RunSnapshot) -> Path:
-        """Save a checkpoint now. Raises: CheckpointError; older ones stay."""
+        """Save a checkpoint now. Raises: CheckpointError; older checkpoints remain."""
         await self.discard()
         return await self._commit(await self._prepare(snapshot), snapshot.learner.weight_version)
 
     async def discard(self) -> None:
-        """Remove what was prepared and never committed."""
+        """Remove checkpoints that were prepared and never committed."""
         while self._prepared:
             _, prepared = self._prepared.popitem()
             await prepared.discard()

@@ -17,12 +17,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopSignal:
     """Listens for signals while its block is open.
 
-    A second SIGINT or SIGTERM ends the process without clean-up. Its children die with it, and what they share with it
-    has no name that could be left behind. A SIGHUP never does: closing a terminal sends it more than once, and often a
-    SIGTERM behind it. One that the process was told to ignore, as `nohup` does, stays ignored.
+    A second SIGINT or SIGTERM ends the process without clean-up. Its children die with it, and the memory they share has no
+    name, so nothing is left behind. A second SIGHUP does not end it: closing a terminal sends it more than once, and often
+    a SIGTERM after it. A SIGHUP that the process ignores, such as under `nohup`, stays ignored.
 
     Args:
-        then: what stopping in order does, for the person who asked.
+        then: what stopping in order does, for the printed line.
     """
 
     def __init__(self, then: str = "saving a checkpoint") -> None:
@@ -30,7 +30,7 @@ class StopSignal:
         self._may_force = False
         self._handled: list[signal.Signals] = []
         self.received: signal.Signals | None = None
-        """The signal that asked first."""
+        """First signal that asked the run to stop."""
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
@@ -46,12 +46,12 @@ class StopSignal:
         loop = asyncio.get_running_loop()
         for number in self._handled:
             loop.remove_signal_handler(number)
-        if self.received is signal.SIGHUP:  # what is left to write is written, however often the terminal closes
+        if self.received is signal.SIGHUP:  # further SIGHUPs must not interrupt the last writes
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     @property
     def exit_status(self) -> int:
-        """Exit status that a shell expects after a signal: 128 and its number; 0 without one."""
+        """Exit status that a shell expects after a signal, 128 plus its number; 0 without a signal."""
         return 0 if self.received is None else 128 + self.received
 
     @property
@@ -66,7 +66,7 @@ class StopSignal:
     async def unless_asked(self, work: Coroutine[Any, Any, None]) -> None:
         """Await `work`; cancel it when the run is asked to stop, and wait until it has cleaned up.
 
-        Raises: what `work` raises; CancelledError where the caller itself was cancelled.
+        Raises: what `work` raises; CancelledError if the caller itself was cancelled.
         """
         doing, asked = asyncio.ensure_future(work), asyncio.ensure_future(self._asked.wait())
         try:
@@ -86,7 +86,7 @@ class StopSignal:
         if not is_first:
             return
         self.received = number
-        self.ask()  # before a word is printed: the terminal may be gone
+        self.ask()  # before printing, because the terminal may be gone
         _say(f"{number.name}: stopping in order and {self._then}; once more stops at once")
 
 

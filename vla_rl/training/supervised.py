@@ -1,8 +1,8 @@
-"""Supervised updates, and where their weights are saved: on the way, at the end, and when something ends them early.
+"""Supervised updates that save the weights at intervals, at the end, and if they end early.
 
 <out>-000500, <out>-001000    at regular intervals; a full disk is a warning
 <out>                         at the end; a full disk is an error
-<out>-000731                  where Ctrl-C, SIGTERM, a closed terminal or data that cannot be read ended it
+<out>-000731                  after the last update, if Ctrl-C, SIGTERM, a closed terminal or unreadable data ended it
 """
 
 import asyncio
@@ -32,16 +32,16 @@ async def teach(
     save_every: int | None = None,
     description: str = "imitating",
 ) -> int:
-    """Make all updates and save the weights; returns the exit status, which is that of the signal that stopped them.
+    """Make all updates and save the weights; return the exit status: 0, or that of the signal that stopped them.
 
     Args:
-        updates: how many.
-        batch: reads what update `number`, counted from 1, learns from.
+        updates: number of updates.
+        batch: reads the data of update `number`, counted from 1.
         learn: makes the update.
         save: writes the weights to a new folder.
-        out: the folder.
-        save_every: updates between the folders on the way; None for none of them.
-        description: what the progress bar says.
+        out: folder of the last weights.
+        save_every: updates between saves on the way; None saves only at the end.
+        description: text of the progress bar.
 
     Raises: CheckpointError if the last weights cannot be written; what `batch` raises, after the weights so far were
         saved; what `learn` raises.
@@ -67,7 +67,7 @@ async def teach(
 
 
 def folder_after(out: Path, updates: int) -> Path:
-    """The folder for weights that are not the last."""
+    """Return the folder for weights after `updates` updates that are not the last."""
     return Path(f"{out}-{updates:06d}")
 
 
@@ -81,7 +81,7 @@ async def _save_on_the_way(save: Callable[[Path], Awaitable[None]], folder: Path
 async def _save_before_raising(
     error: Exception, save: Callable[[Path], Awaitable[None]], folder: Path, done: int
 ) -> None:
-    """Save the weights if there was an update. A note of the error says where, or why not."""
+    """Save the weights if there was an update. A note of the error names the folder, or the reason why not."""
     if done == 0:
         return
     try:
@@ -90,4 +90,4 @@ async def _save_before_raising(
     except CheckpointError as failure:
         error.add_note(f"the weights after {done} updates could not be saved: {failure}")
     else:
-        error.add_note(f"the weights after {done} updates were saved first, in {folder}")
+        error.add_note(f"the weights after {done} updates were saved in {folder}")

@@ -1,9 +1,9 @@
-"""Who learns in a run: one policy for everybody, or one for each agent, with an engine and a learner of its own.
+"""The policies of a run: one for all agents, or a team with one for each agent, each with its own engine and learner.
 
     Team({"solver": Member(model), "checker": Member(other)})      pairs, debates: agents that share episodes
     Team({"robot": Member(vla), "language": Member(llm)})          kinds of episodes that share a run
 
-All members compute on the one device lane of the run and have one weight version; groups, buffer and graph are the same as
+All members compute on the run's device lane and have the same weight version; groups, buffer and graph are the same as
 with one policy.
 """
 
@@ -30,25 +30,25 @@ RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
 
 @dataclass(frozen=True)
 class Member:
-    """One policy of a team. Raises: ConfigError where it lacks what engines and learners will ask of it."""
+    """One policy of a team. Raises: ConfigError if it lacks methods that engines and learners call."""
 
     model: RunModel
 
     engine: EngineConfig | None = None
-    """How it acts; none takes the run's."""
+    """Settings of its engine. None: those of the run."""
 
     learner: LearnerConfig | None = None
-    """How it learns; none takes the run's. Its loss has to be one that the run's pipeline is made for."""
+    """Settings of its learner. None: those of the run. The loss must be one that the run's pipeline supports."""
 
     def __post_init__(self) -> None:
         if isinstance(self.model, type):
-            raise ConfigError(f"the policy is the class {self.model.__name__}, expected one of its instances")
+            raise ConfigError(f"the policy is the class {self.model.__name__}, expected an instance of it")
         protocol = LanguageModel if hasattr(self.model, "render") else PolicyModel
         missing = missing_methods(self.model, protocol)
         if missing:
             raise ConfigError(
                 f"{type(self.model).__name__} lacks {', '.join(missing)} of vla_rl.engines.{protocol.__name__}; "
-                "vla_rl.models.mlp.MlpPolicy is a small whole one"
+                "vla_rl.models.mlp.MlpPolicy is a small complete example"
             )
         fault = unfit_for_learning(self.model)
         if fault is not None:
@@ -59,25 +59,25 @@ class Member:
 class Team:
     """Several policies that learn in one run.
 
-    Raises: ConfigError without members.
+    Raises: ConfigError if it has no members.
     """
 
     members: Mapping[str, Member]
-    """By the name of the agent that each acts for."""
+    """Members by the name of the agent that each acts for."""
 
     updates_per_turn: int | None = None
-    """So many updates one member learns while the others stand still, then the next one; none: all learn in each."""
+    """Consecutive updates in which one member learns while the others are frozen. None: all members learn in each update."""
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise ConfigError("a team has no member, expected one for each agent of the environments")
+            raise ConfigError("the team has no members, expected one for each agent of the environments")
 
 
 class RunEngines(EngineTeam):
     """The engines of a team, opened and closed together.
 
     Args:
-        engines: by the name of the agent that each acts for.
+        engines: engines by the name of the agent that each acts for.
     """
 
     def __init__(self, engines: "Mapping[str, TorchEngine | VllmEngine]") -> None:
@@ -99,19 +99,19 @@ class RunEngines(EngineTeam):
 
     @property
     def owned(self) -> "Mapping[str, TorchEngine | VllmEngine]":
-        """The engines, by name."""
+        """Engines by name."""
         return self._owned
 
 
 def members_of_run(model: RunModel | Team) -> dict[str, Member]:
-    """All policies of a run by name; one for everybody has the name ""."""
+    """Return all policies of a run by name; a single policy for all agents has the name ""."""
     return dict(model.members) if isinstance(model, Team) else {"": Member(model)}
 
 
 def engines_of(
     config: LearningConfig, model: RunModel | Team, lane: DeviceLane, weight_version: int
 ) -> "RunEngines | TorchEngine | VllmEngine":
-    """The engine, or engines, that a run acts with. Raises: ConfigError where one cannot serve its policy."""
+    """Make the engine, or engines, that a run acts with. Raises: ConfigError if one cannot serve its policy."""
     engines = {name: _engine_of(config, member, lane, weight_version) for name, member in members_of_run(model).items()}
     return RunEngines(engines) if isinstance(model, Team) else engines[""]
 
@@ -123,7 +123,7 @@ def learners_of(
     engine: "RunEngines | TorchEngine | VllmEngine",
     weight_version: int,
 ) -> Learner | LearnerTeam:
-    """The learner, or learners, of a run; each publishes to the engine that acts for it."""
+    """Make the learner, or learners, of a run; each publishes its weights to its policy's engine."""
     sinks = engine.owned if isinstance(engine, RunEngines) else {"": engine}
     learners = {
         name: Learner(
@@ -139,7 +139,7 @@ def learners_of(
 
 
 def bytes_of(model: RunModel | Team) -> tuple[int, int]:
-    """Of the weights of all policies of a run, and of what their learners keep besides."""
+    """Return the bytes of the weights of all policies of a run, and of what their learners store besides."""
     networks = [member.model.network for member in members_of_run(model).values()]
     weights = sum(parameter.nbytes for network in networks for parameter in network.parameters())
     return weights, sum(training_bytes(network) for network in networks)
@@ -152,13 +152,13 @@ def _engine_of(
     engine.require(
         engine.is_deterministic == config.engine.is_deterministic,
         "is_deterministic",
-        f"{config.engine.is_deterministic}, as the run's own engine: one without the other reproduces nothing",
+        f"{config.engine.is_deterministic}, as for the run's engine, because one alone is not reproducible",
     )
     if engine.kind == "vllm":
         from vla_rl.engines.vllm import VllmEngine
         from vla_rl.models.serving import serve
 
         return VllmEngine(serve(member.model, max_context=engine.max_context), lane, engine, weight_version)
-    # between two versions there are no weights to act with: updates of several steps need another copy
+    # in the middle of an update the learner's weights are no version to act with, so updates of several steps need a copy
     acting = member.model if learner.steps_once_per_update else member.model.copy()
     return TorchEngine(acting, lane, engine, weight_version)
