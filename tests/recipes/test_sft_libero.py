@@ -373,7 +373,7 @@ def test_openvla_has_dialects_and_a_camera_too(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_speak_of_a_checkpoint_are_refused_where_there_is_none(said: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"{next(iter(said))} is .*, expected nothing without --from"):
+    with pytest.raises(ConfigError, match=rf"{next(iter(said))} is .*, expected the default without --from"):
         SftLiberoConfig(**said)
 
 
