@@ -254,9 +254,9 @@ def test_groups_that_are_worth_an_update_are_kept(config: FilterConfig, is_kept:
 @pytest.mark.parametrize(
     ("rewards", "problem"),
     [
-        (np.zeros(1), r"it is \[1\], expected \[2\], one reward for each episode"),
-        (np.zeros((2, 1)), r"it is \[2, 1\], expected \[2\]"),
-        ([1.0], r"it is \[1\], expected \[2\]"),
+        (np.zeros(1), r"its shape is \[1\], expected \[2\], one reward for each episode"),
+        (np.zeros((2, 1)), r"its shape is \[2, 1\], expected \[2\]"),
+        ([1.0], r"its shape is \[1\], expected \[2\]"),
         ([[1.0]], r"its groups have \[1\] rewards, expected \[2\]"),
         (np.array([0.0, np.nan]), r"the reward of episode 1 \(none\) is nan, expected a finite number"),
         ([[np.zeros(3), 0.0]], r"the reward of episode 0 \(none\) is .*, or 2 of them, one for each decision"),
