@@ -105,7 +105,7 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
     assert not np.array_equal(episodes[0].frames["image"](0), episodes[0].frames["image"](15))
     config = msgspec.json.decode((folder / "config.json").read_bytes(), type=EvalLiberoConfig)
     warmer = msgspec.structs.replace(config, temperature=1.0)
-    with pytest.raises(ConfigError, match=r"temperature is 1\.0, but the episodes in .* were played with None"):
+    with pytest.raises(ConfigError, match=r"temperature is 1\.0, but the episodes in .* were run with None"):
         asyncio.run(main(Command(EvalLaunch(resume=folder), warmer)))
     wider = msgspec.structs.replace(config, init_states="40-44")
     assert asyncio.run(main(Command(EvalLaunch(resume=folder, dry_run=True), wider))) == 0
@@ -198,7 +198,7 @@ async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_sa
     (tmp_path / "episodes.jsonl").write_bytes(msgspec.json.encode(ended().result) + b"\n")
     assert await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), config)) == 0
     published = msgspec.structs.replace(config, scenes="published")
-    with pytest.raises(ConfigError, match=r"scenes is 'published', but the episodes in .* were played with 'same'"):
+    with pytest.raises(ConfigError, match=r"scenes is 'published', but the episodes in .* were run with 'same'"):
         await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), published))
 
 

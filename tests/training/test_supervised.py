@@ -57,7 +57,7 @@ async def test_a_full_disk_is_a_warning_on_the_way_and_an_error_at_the_end(
     with caplog.at_level(logging.WARNING), pytest.raises(CheckpointError, match="out could not be written"):
         await lessons.teach(tmp_path, 3, save_every=1)
     assert lessons.saved == {"out-000002": 2}
-    assert "out-000001 could not be written: no room. Training goes on" in caplog.text
+    assert "out-000001 could not be written: no room. Training continues" in caplog.text
 
 
 async def test_a_signal_stops_after_its_update_with_its_weights_and_its_exit_status(tmp_path: Path) -> None:

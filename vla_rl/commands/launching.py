@@ -53,7 +53,7 @@ async def launch(
     await _report(outcome.run)
     print(f"everything of this run is in {outcome.run.path}")
     if outcome.was_stopped:
-        print(f"go on with --resume {outcome.run.path}")
+        print(f"continue with --resume {outcome.run.path}")
     return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
 
 

@@ -216,7 +216,7 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
         is_written &= await asyncio.to_thread(_write_results_or_say, path, conditions, results, sizes)
     console.print(f"everything of this evaluation is in {run.path}")
     if stop.is_asked or not is_written:
-        console.print(f"go on with --resume {run.path}")
+        console.print(f"continue with --resume {run.path}")
     return stop.exit_status or int(not is_written)
 
 
@@ -391,7 +391,7 @@ def _refuse_other_conditions(config: EvalLiberoConfig, before: EvalLiberoConfig,
     for name in EvalLiberoConfig.__struct_fields__:
         if name not in MAY_CHANGE and getattr(config, name) != getattr(before, name):
             raise ConfigError(
-                f"{name} is {getattr(config, name)!r}, but the episodes in {folder} were played with "
+                f"{name} is {getattr(config, name)!r}, but the episodes in {folder} were run with "
                 f"{getattr(before, name)!r}; start another evaluation, because one table cannot hold both"
             )
 

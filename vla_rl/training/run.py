@@ -218,7 +218,7 @@ class TrainingRun:
             if parts.scheduler.version < last:
                 await self._train(record)
             if self._judge is not None and parts.scheduler.version == last:
-                if parts.saver.saved_version != last:  # the judged weights have to be on disk
+                if parts.saver.saved_version != last:  # the evaluated weights have to be on disk
                     await parts.saver.prepare(await parts.snapshot())
                     await parts.saver.commit(last)
                 await self._judge(run, parts.pool, parts.engine)

@@ -75,7 +75,7 @@ async def _save_on_the_way(save: Callable[[Path], Awaitable[None]], folder: Path
     try:
         await save(folder)
     except CheckpointError as error:
-        logger.warning("%s Training goes on", error)
+        logger.warning("%s Training continues", error)
 
 
 async def _save_before_raising(
