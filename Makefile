@@ -27,6 +27,7 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/check_prose.py
 
 bench: install ## the peers that the benchmarks compare with, then all of them
 	$(BIN)/pip install --quiet --editable ".[bench]"
