@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# Tests wait for processes as often as they compute: two files of them side by side take half the time on two cores.
-WORKERS ?= 2
+# Tests wait for processes as often as they compute, so two cores are busy with three files of them. Each takes 3 GB.
+WORKERS ?= 3
 
 # The processes of one run share the cores; threads that spin at barriers cost more than they bring.
 export OMP_NUM_THREADS ?= 1

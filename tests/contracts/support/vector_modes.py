@@ -1,6 +1,6 @@
 """Runs one environment in every vector mode, in a process that begins without OpenGL, and prints a line for each.
 
-    python vector_modes.py <env id> <keywords as JSON>
+    python vector_modes.py <env id> <keywords as JSON> <contexts of async, such as fork,spawn>
 
 A line has the mode and a digest of what two environments see at their start and after one step.
 """
@@ -33,9 +33,9 @@ def digest_of(envs: Any) -> str:
     return seen.hexdigest()
 
 
-def main(env_id: str, kwargs: dict[str, Any]) -> None:
+def main(env_id: str, kwargs: dict[str, Any], contexts: list[str]) -> None:
     """The modes in turn; the one that draws in this process comes last, as no other could be forked after it."""
-    for context in ("fork", "spawn", "forkserver"):
+    for context in contexts:
         envs = gymnasium.make_vec(
             env_id, NUM_ENVS, vectorization_mode="async", vector_kwargs={"context": context}, **kwargs
         )
@@ -45,4 +45,4 @@ def main(env_id: str, kwargs: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3].split(","))

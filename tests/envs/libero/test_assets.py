@@ -134,7 +134,7 @@ def test_a_file_that_a_task_needs_and_a_folder_lacks_is_named(nowhere: Path, mon
     (copy / "stable_hope_objects" / "milk" / "milk.xml").unlink()
     monkeypatch.undo()
     monkeypatch.setenv(MARK, "1")
-    with pytest.raises(FileNotFoundError, match=r"not complete: libero_object/7 needs .*milk\.xml"):
+    with pytest.raises(FileNotFoundError, match=r"are incomplete: libero_object/7 needs .*milk\.xml"):
         LiberoEnv("libero_object", task_id=7, assets=copy)
 
 

@@ -149,7 +149,7 @@ def test_a_missing_asset_file_is_named(assets: str, tmp_path: Path) -> None:
     shutil.copytree(Path(assets) / "stable_hope_objects", copy / "stable_hope_objects", symlinks=True)
     (copy / "stable_hope_objects" / "milk" / "milk.xml").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"not complete: libero_object/7 needs .*milk\.xml.*VLA_RL_LIBERO_ASSETS"
+        FileNotFoundError, match=r"are incomplete: libero_object/7 needs .*milk\.xml.*VLA_RL_LIBERO_ASSETS"
     ):
         LiberoEnv("libero_object", task_id=7, assets=copy)
 

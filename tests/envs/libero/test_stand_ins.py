@@ -28,6 +28,8 @@ from vla_rl.envs.libero.stand_ins.shapes import octagon, ring, turned
 SHIPPED = Path(vla_rl.__file__).parent / "assets" / "libero_stand_ins"
 SUITES = ("libero_object", "libero_spatial", "libero_goal", "libero_10")
 TASKS = [task for suite in SUITES for task in list_tasks(suite)]
+IN_THE_SUITE = ("libero_object/0", "libero_spatial/5", "libero_goal/7", "libero_10/2", "libero_10/8", "libero_10/9")
+"""Of each kind of scene one, and those with drawers, moka pots and the microwave; the others are proofs."""
 ITEMS = {item.name: item for item in all_items()}
 
 
@@ -53,7 +55,10 @@ def test_the_command_writes_the_tree_and_says_how_much_it_was(tmp_path: Path) ->
     assert (tmp_path / "tree" / "scenes" / "libero_floor_base_style.xml").is_file()
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.key)
+@pytest.mark.parametrize(
+    "task",
+    [pytest.param(task, id=task.key, marks=[] if task.key in IN_THE_SUITE else [pytest.mark.proof]) for task in TASKS],
+)
 def test_a_task_fits_its_initial_states_and_comes_to_rest_unsolved(task: Task) -> None:
     scene = Scene(task, find_assets(STAND_INS).path, scene_seed=0)
     try:
